@@ -1,0 +1,325 @@
+"""The rank artifact: a pure function of the frozen cell and its journal."""
+
+from typing import Any
+
+from producer.contracts import CONTRACTS
+from producer.journal import Journal
+from producer.reduction import adjacent_upper_median
+from producer.seeding import distinct_prefix_tokens, execution_order
+from producer.tokens import GENERATOR
+from schemas.canonical import digest
+from schemas.journal import PointLine, SessionLine, Span
+from schemas.native import (
+    SCHEMA_VERSION,
+    UNSET,
+    ArtifactTiming,
+    BenchmarkMeasurement,
+    BenchmarkSample,
+    CellReceipt,
+    Coverage,
+    Estimate,
+    Fpm,
+    IterationGroup,
+    NativePoint,
+    Preparation,
+    QueuedRequests,
+    RankArtifact,
+    RankResult,
+    RawFpm,
+    Row,
+    Timing,
+)
+from schemas.plan import FrozenCell
+from schemas.points import Point, PrefillPoint, point_key
+
+STAMPS = {"real_kv": "kvwarm_real_kv", "real_prefix": "prefill_real_seed"}
+"""Native regime -> the stamp that a row of it carries in `sample_reasons`."""
+
+FPM_VERSION = 1
+
+
+def producer_record(cell: FrozenCell, distribution: str, seed: str) -> dict[str, Any]:
+    """Who measured: `measurement_protocol.producer` of the artifact."""
+    return {
+        "name": "passgrid",
+        "contract": cell.identity.contract,
+        "protocol": cell.identity.producer_protocol,
+        "cell_digest": cell.digest,
+        "distribution": distribution,
+        "vllm_package_version": cell.identity.runtime_backend_version,
+        "runtime_source_manifest_sha256": cell.identity.pins_sha256,
+        "token_generator": GENERATOR,
+        "token_seed": seed,
+        "reduction": "upper_median_after_first_repetition",
+        "prompts_of_measurement": 1,
+    }
+
+
+def native_point(
+    cell: FrozenCell, index: int, cudagraph: dict[str, Any], regime: str | None = None
+) -> NativePoint:
+    """Point `index` (from 0) of the frozen list in the artifact's form; its id is the place in that list from 1."""
+    phase = cell.identity.phase
+    point: Point = cell.points.points()[index]
+    tokens = point.total_prefill_tokens if isinstance(point, PrefillPoint) else point.batch_size
+    capture = min((size for size in cudagraph[f"{phase}_capture_sizes"] if size >= tokens), default=None)
+    reasons = ["explicit"]
+    if regime in STAMPS:
+        reasons.append(STAMPS[regime])
+    return NativePoint(
+        point_type=phase,
+        benchmark_id=index + 1,
+        total_prefill_tokens=point.total_prefill_tokens if isinstance(point, PrefillPoint) else 0,
+        total_kv_read_tokens=point.total_kv_read_tokens,
+        batch_size=point.batch_size,
+        expected_cudagraph_mode="NONE" if capture is None else cudagraph[f"{phase}_mode"],
+        expected_capture_size=capture,
+        padding_tokens=None if capture is None else capture - tokens,
+        sample_reasons=reasons,
+        partition=None,
+        rows=None,
+    )
+
+
+def grid_digest(cell: FrozenCell, cudagraph: dict[str, Any]) -> str:
+    """sha256 of all points in execution order, before stamps (Dynamo's `grid_digest`)."""
+    order = execution_order(cell.points.points(), cell.cache_hit_alignment_tokens)
+    points = [native_point(cell, index, cudagraph) for index in order]
+    return digest([{name: getattr(p, name) for name in p.__struct_fields__ if name != "dp_rank"} for p in points])
+
+
+def _raw_fpms(line: PointLine, dp_rank: int) -> list[RawFpm]:
+    return [
+        RawFpm(
+            version=FPM_VERSION,
+            worker_id="",
+            dp_rank=dp_rank,
+            counter_id=line.benchmark_id,
+            wall_time=repetition.end_monotonic - repetition.start_monotonic,
+            scheduled_requests=repetition.scheduled_requests,
+            queued_requests=QueuedRequests(),
+            benchmark_sample=BenchmarkSample(
+                sample_index=index,
+                forward_index=repetition.forward_index,
+                timing=Timing(
+                    basis=repetition.basis,
+                    start_monotonic=repetition.start_monotonic,
+                    end_monotonic=repetition.end_monotonic,
+                ),
+                cudagraph=repetition.cudagraph,
+            ),
+        )
+        for index, repetition in enumerate(line.repetitions)
+    ]
+
+
+def _retained(
+    cell: FrozenCell, line: PointLine, journal: Journal, grid: str, position: int, ledger: int, dp_rank: int
+) -> Fpm:
+    raw = _raw_fpms(line, dp_rank)
+    wall, indices = adjacent_upper_median([fpm.wall_time for fpm in raw])
+    copied = raw[1]
+    phase = cell.identity.phase
+    return Fpm(
+        version=copied.version,
+        worker_id=copied.worker_id,
+        dp_rank=dp_rank,
+        counter_id=copied.counter_id,
+        wall_time=wall,
+        scheduled_requests=copied.scheduled_requests,
+        queued_requests=copied.queued_requests,
+        benchmark_measurement=BenchmarkMeasurement(
+            schema_version=1,
+            point_key=point_key(phase, cell.points.points()[line.benchmark_id - 1]),
+            dp_rank=dp_rank,
+            prompts=line.prompts,
+            preparation=Preparation(
+                grid_digest=grid,
+                completed_points_before=position,
+                kv_seed_regime=line.kv_seed_regime,
+                warmup_records_before=ledger,
+            ),
+            expected_internal_samples=cell.identity.measurement.measurement_repeats,
+            raw_fpms=raw,
+            estimate=Estimate(method=cell.identity.measurement.reduction, raw_sample_indices=indices),
+            repetition_line_sha256=journal.line_sha256[line.benchmark_id],
+        ),
+    )
+
+
+def _warmup_record(span: Span, point: NativePoint, position: int) -> dict[str, Any]:
+    return {
+        "kind": span.kind,
+        "requested_shape": {name: getattr(point, name) for name in point.__struct_fields__ if name != "dp_rank"},
+        "forward_index_start": span.forward_index_start,
+        "completed_points_before": position,
+        "status": "completed",
+        "validation": {"status": "passed", "reason": None},
+        "forward_index_end": span.forward_index_end,
+        "observed_forward_count": span.forward_index_end - span.forward_index_start,
+        "first_scheduled_requests": span.first,
+        "last_scheduled_requests": span.last,
+    }
+
+
+def measurement_protocol(session: SessionLine, cell: FrozenCell) -> dict[str, Any]:
+    """Dynamo's `measurement_protocol` block, with the producer's own record inside."""
+    return {
+        "schema_version": 1,
+        "content_identity": "coordinate_rank_slot_v1",
+        "content_seed": session.producer["token_seed"],
+        "synthetic_content": "seeded_tokens",
+        "synthetic_pool_tag": "",
+        "prompt_hash_encoding": "uint32_le",
+        "independent_repetitions": 1,
+        "timing_metric": "scheduler_wall_time",
+        "execution_evidence": {
+            "schema_version": 1,
+            "sample_field": "benchmark_sample",
+            "warmup_field": "warmup_evidence",
+            "forward_index_scope": "rank_process",
+            "timing_clock": "process_local_monotonic",
+            "cudagraph_source": "ModelRunnerOutput.cudagraph_stats",
+            "warmup_scope": "request_completion_and_existing_shape_validation",
+        },
+        "input_evidence_scope": "injected_prompt_token_ids",
+        "unobserved": ["sampled_continuation_token_ids", "device_clock_frequency", "power_state"],
+        "preparation": {
+            "warmup_iterations": 0,
+            "prefill_real_seed": cell.identity.phase == "prefill",
+            "decode_real_kv_warmup": cell.identity.phase == "decode",
+            "giant_kv_threshold": 0,
+            "giant_kv_repeats": cell.identity.measurement.measurement_repeats,
+        },
+        "producer": session.producer,
+    }
+
+
+def assemble(cell: FrozenCell, journal: Journal) -> RankArtifact:
+    """The artifact of a finished journal. Rows stand in execution order, so forward indices rise through the file.
+
+    Raises:
+        ValueError: a point of the cell has no line.
+    """
+    session, last = journal.sessions[0], journal.sessions[-1]
+    points = cell.points.points()
+    order = execution_order(points, cell.cache_hit_alignment_tokens)
+    lines = {line.benchmark_id: line for line in journal.points}
+    missing = [index + 1 for index in order if index + 1 not in lines]
+    if missing:
+        raise ValueError(f"points {missing} are not measured")
+    grid = grid_digest(cell, session.cudagraph)
+    rows, groups, ledger = [], [], []
+    for position, index in enumerate(order):
+        line = lines[index + 1]
+        point = native_point(cell, index, session.cudagraph, line.kv_seed_regime)
+        ledger.extend(_warmup_record(span, point, position) for span in line.warmups)
+        fpm = _retained(cell, line, journal, grid, position, len(ledger), session.dp_rank)
+        rows.append(Row(point=point, kv_seed_regime=line.kv_seed_regime, fpms=[fpm]))
+        groups.append(
+            IterationGroup(
+                benchmark_id=index + 1,
+                point=point,
+                expected_dp_ranks=[session.dp_rank],
+                complete=True,
+                wall_time=fpm.wall_time,
+                rank_results=[RankResult(dp_rank=session.dp_rank, fpms=[fpm])],
+            )
+        )
+    is_decode = cell.identity.phase == "decode"
+    return RankArtifact(
+        schema_version=SCHEMA_VERSION,
+        kvwarm=_kvwarm(cell, len(rows)) if is_decode else UNSET,
+        artifact_type="rank",
+        status="complete",
+        valid=True,
+        usable=True,
+        stop_reason=None,
+        timing_valid=True,
+        run_id=session.run_id,
+        grid_digest=grid,
+        timing=ArtifactTiming(
+            started_at=session.started_at,
+            completed_at=max(line.completed_at for line in journal.points),
+            benchmark_elapsed_seconds=sum(line.seconds["wall"] for line in journal.points),
+            measured_iteration_seconds=sum(group.wall_time for group in groups),
+        ),
+        dp={"rank": session.dp_rank, "size": session.dp_size},
+        synchronization={"enabled": session.dp_size > 1, "coordinator_rank": 0, "port": None},
+        coverage=Coverage(expected_points=len(points), completed_points=len(rows), skipped_points=0),
+        config=_config(cell),
+        limits=session.limits,
+        recurrent_state={"initialization": "unchanged", "policy": None, "uniform_bound": None},
+        measurement_protocol=measurement_protocol(session, cell),
+        warmup_evidence={"status": "recorded", "records": ledger},
+        measurement_policy={"decode": "steady_state_second_step", "prefill": "single_step"},
+        synthetic_prompts={"mode": "seeded_tokens", "vocab_size": cell.vocab_size},
+        capacity=session.capacity,
+        cudagraph=session.cudagraph,
+        engine=last.engine,
+        results=rows,
+        iteration_groups=groups,
+        skipped_points=[],
+        missing_phases=[],
+        error=None,
+    )
+
+
+def _kvwarm(cell: FrozenCell, points: int) -> dict[str, Any]:
+    return {
+        "enabled": True,
+        "warm_eligible": True,
+        "skip_reason": None,
+        "dataset": None,
+        "stages": [],
+        "points_real_kv": points,
+        "points_fake_fallback": 0,
+        "points_gate_skipped": 0,
+        "giant_kv_threshold": 0,
+        "giant_kv_repeats": cell.identity.measurement.measurement_repeats,
+        "initialization_strategy": "native_exact_context",
+    }
+
+
+def _config(cell: FrozenCell) -> dict[str, Any]:
+    return {
+        "mode": cell.identity.phase,
+        "randomize_kda_state": False,
+        "hybrid_live_state": False,
+        "warmup_iterations": 0,
+        "output_path": "benchmark.json",
+        "max_batch_size": cell.identity.limits.max_batch_size,
+        "collect_imbalanced": False,
+    }
+
+
+def receipt(cell: FrozenCell, journal: Journal, files: dict[str, str], overhead: float) -> CellReceipt:
+    """Where the seconds of a finished cell went, and how much of its seeding was needed."""
+    measuring = sum(line.seconds["wall"] for line in journal.points)
+    kinds = ("measured", "warmup", "scaffolding", "seeding", "rejected")
+    breakdown = {kind: sum(line.seconds[kind] for line in journal.points) for kind in kinds}
+    breakdown["idle"] = measuring - sum(breakdown.values())
+    # A seed's last token is its own: the prefix tokens among the computed ones are one fewer.
+    computed = sum(seed.computed_tokens - 1 for line in journal.points for seed in line.seeds)
+    distinct = distinct_prefix_tokens(cell.points.points(), cell.cache_hit_alignment_tokens)
+    return CellReceipt(
+        schema_version=1,
+        cell_digest=cell.digest,
+        files=files,
+        sessions=len(journal.sessions),
+        engine_start_seconds=sum(session.engine_start_seconds for session in journal.sessions),
+        measuring_seconds=measuring,
+        breakdown=breakdown,
+        seeding={
+            "prefix_tokens_computed": computed,
+            "distinct_prefix_tokens": distinct,
+            "ratio": computed / distinct if distinct else 1.0,
+        },
+        rejected_repetitions=sum(len(line.rejections) for line in journal.points),
+        producer_overhead_seconds=overhead,
+    )
+
+
+def contract_of(cell: FrozenCell) -> Any:
+    """The contract that the frozen cell chooses; an artifact's own words never do."""
+    return CONTRACTS[cell.identity.contract]

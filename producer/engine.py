@@ -1,0 +1,123 @@
+"""Starting the engine: environment first, then vLLM with the benchmark scheduler and the observers."""
+
+import contextlib
+import gc
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from producer.adapters import Adapter
+from schemas.errors import Refusal
+from schemas.request import EngineSettings, Limits, Topology
+
+if TYPE_CHECKING:
+    from producer.scheduler import BenchmarkScheduler
+
+GC_POLICY = "collected_frozen_disabled"
+"""What `frozen_collector` does, as the artifact records it."""
+
+
+class Launch(Protocol):
+    """What an engine is started with: a resolved deployment and a cell identity both have it."""
+
+    @property
+    def limits(self) -> Limits: ...
+    @property
+    def engine(self) -> EngineSettings: ...
+    @property
+    def topology(self) -> Topology: ...
+
+
+class Engine:
+    """A started engine whose core runs in this process; `start_seconds` covers import, loading and warm-up."""
+
+    def __init__(self, llm: Any, start_seconds: float) -> None:
+        self.llm, self.start_seconds = llm, start_seconds
+        self.core = llm.llm_engine.engine_core.engine_core
+        self.scheduler: BenchmarkScheduler = self.core.scheduler
+
+    def observe_workers(self) -> list[dict[str, Any]]:
+        records: list[dict[str, Any]] = self.llm.collective_rpc("observe_worker")
+        return records
+
+    def run_conversation(self) -> None:
+        """Step the engine until its conversation has ended; the scheduler raises what stopped it."""
+        while self.scheduler.running_conversation:
+            self.core.step()
+        if self.scheduler.stopped_by is not None:
+            raise self.scheduler.stopped_by
+
+
+def start(model: str, launch: Launch, environment: dict[str, str], adapter: Adapter) -> Engine:
+    """Start vLLM on `model`. Call `check_installed` first: importing an unknown engine may already do harm."""
+    os.environ.update(
+        HF_HUB_OFFLINE="1",
+        VLLM_ENABLE_V1_MULTIPROCESSING="0",
+        VLLM_LOGGING_STREAM="ext://sys.stderr",
+        VLLM_NO_USAGE_STATS="1",
+    )
+    os.environ.update(environment)
+    began = time.monotonic()
+    from vllm import LLM
+
+    memory: dict[str, Any] = {}
+    if launch.engine.kv_cache_memory_bytes is not None:
+        memory["kv_cache_memory_bytes"] = launch.engine.kv_cache_memory_bytes
+    else:
+        memory["gpu_memory_utilization"] = launch.engine.gpu_memory_utilization
+    if launch.engine.mamba_cache_mode is not None:
+        memory["mamba_cache_mode"] = launch.engine.mamba_cache_mode
+    llm = LLM(
+        model=model,
+        load_format=launch.engine.load_format,
+        dtype="bfloat16",
+        skip_tokenizer_init=True,
+        enforce_eager=launch.engine.enforce_eager,
+        max_model_len=launch.limits.max_model_len,
+        max_num_batched_tokens=launch.limits.max_num_tokens,
+        max_num_seqs=launch.limits.max_batch_size,
+        tensor_parallel_size=launch.topology.tp,
+        enable_expert_parallel=launch.topology.moe_ep > 1,
+        enable_prefix_caching=True,
+        async_scheduling=False,
+        cudagraph_metrics=True,
+        disable_log_stats=True,
+        scheduler_cls="producer.scheduler.BenchmarkScheduler",
+        worker_extension_cls="producer.observe.CacheObserver",
+        **memory,
+    )
+    engine = Engine(llm, time.monotonic() - began)
+    refuse_unmodelled(engine.scheduler, Path(model))
+    return engine
+
+
+def refuse_unmodelled(scheduler: Any, model: Path) -> None:
+    """Refuse launches whose scheduling the align rule does not model, by name and value."""
+    facts = {
+        "speculative_config": (scheduler.vllm_config.speculative_config, None),
+        "kv_transfer_config": (scheduler.vllm_config.kv_transfer_config, None),
+        "use_eagle_block_drop": (bool(scheduler.use_eagle_block_drop), False),
+        "mamba_partial_cache_hit": (bool(scheduler.mamba_partial_cache_hit), False),
+        "async_scheduling": (bool(scheduler.scheduler_config.async_scheduling), False),
+        "pipeline_parallel_size": (scheduler.parallel_config.pipeline_parallel_size, 1),
+        "enable_prefix_caching": (bool(scheduler.cache_config.enable_prefix_caching), True),
+        "cache_config.block_size": (scheduler.cache_config.block_size, scheduler.block_size),
+    }
+    for field, (found, wanted) in facts.items():
+        if found != wanted:
+            raise Refusal(f"launch {field}", wanted, found, model)
+
+
+@contextlib.contextmanager
+def frozen_collector() -> Iterator[None]:
+    """No garbage collection while points are measured: a full one takes longer than a forward pass."""
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+        gc.unfreeze()

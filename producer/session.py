@@ -1,0 +1,306 @@
+"""How a point is measured: a conversation with the engine, free of any engine import.
+
+`measure` yields submissions (requests that enter the engine together) and is sent the steps in which they ran.
+It decides nothing about the engine: it checks that what the engine's own record shows is what the point says.
+"""
+
+from array import array
+from collections.abc import Callable, Generator, Iterable
+from datetime import UTC, datetime
+from typing import NamedTuple
+
+from producer.contracts import Contract
+from producer.seeding import execution_order, prefix_of, prompt_length
+from producer.tokens import TokenStream, ids_sha256
+from schemas.canonical import digest
+from schemas.journal import PointLine, Rejection, Repetition, SeedLine, Span
+from schemas.native import CudagraphObservation, PromptDigest, Prompts, ScheduledRequests
+from schemas.points import DecodePoint, Phase, Point, PrefillPoint, point_key
+
+DECODE_MAX_TOKENS = 3
+"""The prefill's token, the first decode step's, and the second decode step's: the measured one."""
+
+
+class RequestSpec(NamedTuple):
+    """One request to submit: its prompt and how many tokens it generates."""
+
+    slot: int
+    prompt: "array[int]"
+    max_tokens: int
+
+
+class Chunk(NamedTuple):
+    """What one request did in one step: tokens computed before it, tokens scheduled in it, its prompt's length."""
+
+    computed: int
+    scheduled: int
+    prompt: int
+
+
+class Step(NamedTuple):
+    """One non-empty forward pass as the engine's scheduler recorded it; seconds of the monotonic clock.
+
+    `start` is the end of scheduling, `end` the arrival of the output, `previous_end` the arrival before it.
+    """
+
+    forward_index: int
+    chunks: dict[int, Chunk]
+    start: float
+    end: float
+    previous_end: float | None
+    cudagraph: CudagraphObservation
+
+
+class MeasurementFailed(Exception):
+    """A point could not be measured as planned."""
+
+
+Conversation = Generator[tuple[RequestSpec, ...], list[Step], None]
+
+
+def utc_now() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+def _variance(values: list[int]) -> float:
+    if not values:
+        return 0.0
+    mean = sum(values) / len(values)
+    return sum((value - mean) ** 2 for value in values) / len(values)
+
+
+def scheduled_requests(step: Step) -> ScheduledRequests:
+    """The FPM counts of a step: a request is prefill until its prompt is computed."""
+    prefill = [chunk for chunk in step.chunks.values() if chunk.computed < chunk.prompt]
+    decode = [chunk.computed for chunk in step.chunks.values() if chunk.computed >= chunk.prompt]
+    return ScheduledRequests(
+        num_prefill_requests=len(prefill),
+        sum_prefill_tokens=sum(chunk.scheduled for chunk in prefill),
+        var_prefill_length=_variance([chunk.prompt for chunk in prefill]),
+        sum_prefill_kv_tokens=sum(chunk.computed for chunk in prefill),
+        num_decode_requests=len(decode),
+        sum_decode_kv_tokens=sum(decode),
+        var_decode_kv_tokens=_variance(decode),
+    )
+
+
+def expected_chunks(point: Point, prefix: int) -> list[tuple[int, int]]:
+    """(computed, scheduled) of every request in each step of a repetition of `point`."""
+    if isinstance(point, PrefillPoint):
+        return [(prefix, point.new_tokens)]
+    context = point.context
+    return [(prefix, context - 1 - prefix), (context - 1, 1), (context, 1)]
+
+
+def _mismatch(point: Point, prefix: int, steps: list[Step]) -> str | None:
+    """Why the steps of a repetition are not the point's, or None."""
+    expected = expected_chunks(point, prefix)
+    if len(steps) != len(expected):
+        return f"expected {len(expected)} steps, found {len(steps)}"
+    for number, (step, wanted) in enumerate(zip(steps, expected, strict=True)):
+        if set(step.chunks) != set(range(point.batch_size)):
+            return f"step {number}: expected {point.batch_size} requests, found {len(step.chunks)}"
+        for slot, chunk in step.chunks.items():
+            if (chunk.computed, chunk.scheduled) != wanted:
+                found = (chunk.computed, chunk.scheduled)
+                return f"step {number} slot {slot}: expected (cached, scheduled) {wanted}, found {found}"
+    return None
+
+
+def kv_seed_regime(point: Point) -> str:
+    """The native regime of a point seeded with real tokens."""
+    if isinstance(point, DecodePoint):
+        return "real_kv"
+    return "real_prefix" if point.total_kv_read_tokens else "not_applicable"
+
+
+def prompts_of(requests: Iterable[RequestSpec]) -> Prompts:
+    """The digests of a repetition's prompts."""
+    digests = [
+        PromptDigest(slot=request.slot, num_tokens=len(request.prompt), sha256=ids_sha256(request.prompt))
+        for request in requests
+    ]
+    outer = digest([{"slot": d.slot, "num_tokens": d.num_tokens, "sha256": d.sha256} for d in digests])
+    return Prompts(status="recorded", requests=digests, sha256=outer)
+
+
+def repetition_requests(
+    stream: TokenStream, phase: Phase, point: Point, prefix: int, ordinal: int
+) -> tuple[RequestSpec, ...]:
+    """The requests of repetition `ordinal` of a point: derived from the specification alone."""
+    key, length = point_key(phase, point), prompt_length(point)
+    max_tokens = DECODE_MAX_TOKENS if isinstance(point, DecodePoint) else 1
+    return tuple(
+        RequestSpec(slot, stream.prompt(key, ordinal, slot, prefix, length), max_tokens)
+        for slot in range(point.batch_size)
+    )
+
+
+class Slots:
+    """Which prefix levels each slot has been seeded with, in this engine."""
+
+    def __init__(self) -> None:
+        self._levels: dict[int, set[int]] = {}
+        self._attempts = 0
+
+    def missing(self, point: Point, prefix: int) -> list[int]:
+        if not prefix:
+            return []
+        return [slot for slot in range(point.batch_size) if prefix not in self._levels.get(slot, set())]
+
+    def seeded(self, slot: int, prefix: int) -> None:
+        self._levels.setdefault(slot, set()).add(prefix)
+
+    def lost(self, slots: Iterable[int], prefix: int) -> None:
+        for slot in slots:
+            self._levels.get(slot, set()).discard(prefix)
+
+    def next_attempt(self) -> int:
+        self._attempts += 1
+        return self._attempts
+
+
+def _seed(
+    stream: TokenStream, slots: Slots, point: Point, prefix: int, line: "_PointRecord"
+) -> Conversation:
+    """Build the prefixes that `point` needs and the engine does not have."""
+    missing = slots.missing(point, prefix)
+    if not missing:
+        return
+    attempt = slots.next_attempt()
+    requests = tuple(RequestSpec(slot, stream.seed_prompt(slot, prefix, attempt), 1) for slot in missing)
+    steps = yield requests
+    line.seconds["seeding"] += sum(step.end - step.start for step in steps)
+    line.warmups.append(_span("real_prefix_seed", steps))
+    for slot in missing:
+        chunks = [step.chunks[slot] for step in steps if slot in step.chunks]
+        line.seeds.append(
+            SeedLine(
+                slot=slot,
+                prefix_tokens=prefix,
+                attempt=attempt,
+                cached_tokens=chunks[0].computed,
+                computed_tokens=sum(chunk.scheduled for chunk in chunks),
+            )
+        )
+        slots.seeded(slot, prefix)
+
+
+def _span(kind: str, steps: list[Step]) -> Span:
+    return Span(
+        kind=kind,  # type: ignore[arg-type]
+        forward_index_start=steps[0].forward_index,
+        forward_index_end=steps[-1].forward_index + 1,
+        first=scheduled_requests(steps[0]),
+        last=scheduled_requests(steps[-1]),
+    )
+
+
+class _PointRecord:
+    """What a point's line collects while it runs."""
+
+    def __init__(self) -> None:
+        self.seeds: list[SeedLine] = []
+        self.warmups: list[Span] = []
+        self.warmup_ordinals: list[int] = []
+        self.repetitions: list[Repetition] = []
+        self.rejections: list[Rejection] = []
+        self.prompts: Prompts | None = None
+        self.seconds = {"seeding": 0.0, "warmup": 0.0, "scaffolding": 0.0, "measured": 0.0, "rejected": 0.0}
+
+
+def measure_point(
+    stream: TokenStream, contract: Contract, slots: Slots, phase: Phase, point: Point, prefix: int
+) -> Generator[tuple[RequestSpec, ...], list[Step], _PointRecord]:
+    """Seed, warm up, and measure one point.
+
+    A repetition whose steps are not the point's is recorded with its reason and run again under a new ordinal,
+    `contract.max_rejections` times at most.
+
+    Raises:
+        MeasurementFailed: too many rejected repetitions.
+    """
+    record = _PointRecord()
+    measurement = contract.measurement
+    ordinal = 0
+    while len(record.repetitions) < measurement.measurement_repeats:
+        yield from _seed(stream, slots, point, prefix, record)
+        requests = repetition_requests(stream, phase, point, prefix, ordinal)
+        prompts = prompts_of(requests)
+        steps = yield requests
+        busy = sum(step.end - step.start for step in steps)
+        reason = _mismatch(point, prefix, steps)
+        if reason is not None:
+            record.seconds["rejected"] += busy
+            chunks = [[[c.computed, c.scheduled] for c in step.chunks.values()] for step in steps]
+            record.rejections.append(Rejection(ordinal=ordinal, reason=reason, chunks=chunks))
+            if len(record.rejections) > contract.max_rejections:
+                raise MeasurementFailed(f"{phase} {point}: {len(record.rejections)} rejected repetitions: {reason}")
+            short = {slot for step in steps[:1] for slot, chunk in step.chunks.items() if chunk.computed < prefix}
+            slots.lost(short, prefix)
+        elif len(record.warmup_ordinals) < measurement.warmup_repeats:
+            record.warmup_ordinals.append(ordinal)
+            record.warmups.append(_span("eager_shape", steps))
+            record.seconds["warmup"] += busy
+        else:
+            repetition = _measured(steps, ordinal, isinstance(point, DecodePoint), prompts)
+            if len(record.repetitions) == 1:
+                record.prompts = prompts
+            record.repetitions.append(repetition)
+            record.seconds["measured"] += steps[-1].end - steps[-1].start
+            record.seconds["scaffolding"] += busy - (steps[-1].end - steps[-1].start)
+        ordinal += 1
+    return record
+
+
+def _measured(steps: list[Step], ordinal: int, is_decode: bool, prompts: Prompts) -> Repetition:
+    step = steps[-1]
+    start = step.previous_end if is_decode else step.start
+    assert start is not None and prompts.sha256 is not None
+    return Repetition(
+        ordinal=ordinal,
+        forward_index=step.forward_index,
+        basis="inter_output" if is_decode else "schedule_to_output",
+        start_monotonic=start,
+        end_monotonic=step.end,
+        scheduled_requests=scheduled_requests(step),
+        cudagraph=step.cudagraph,
+        prompts_sha256=prompts.sha256,
+    )
+
+
+def measure(
+    stream: TokenStream,
+    contract: Contract,
+    phase: Phase,
+    points: tuple[Point, ...],
+    hit_alignment: int,
+    finished: frozenset[int],
+    session: int,
+    clock: Callable[[], float],
+    finish: Callable[[PointLine], None],
+) -> Conversation:
+    """Measure every point that is not `finished`, in generational order; `finish` is called after each."""
+    slots = Slots()
+    for index in execution_order(points, hit_alignment):
+        if index + 1 in finished:
+            continue
+        point, started = points[index], clock()
+        record = yield from measure_point(stream, contract, slots, phase, point, prefix_of(point, hit_alignment))
+        assert record.prompts is not None
+        wall = clock() - started
+        finish(
+            PointLine(
+                benchmark_id=index + 1,
+                session=session,
+                kv_seed_regime=kv_seed_regime(point),
+                seeds=record.seeds,
+                warmups=record.warmups,
+                warmup_ordinals=record.warmup_ordinals,
+                repetitions=record.repetitions,
+                rejections=record.rejections,
+                prompts=record.prompts,
+                seconds={**record.seconds, "wall": wall},
+                completed_at=utc_now(),
+            )
+        )

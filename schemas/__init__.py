@@ -1,0 +1,1 @@
+"""What each artifact is: strict frozen models, canonical JSON, digests, refusals."""

@@ -1,0 +1,151 @@
+"""Canonical JSON, digests, and the two edges to the disk: strict reading, atomic writing."""
+
+import hashlib
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from schemas.errors import Refusal
+
+SHORT = 16
+"""Hex digits of a digest that a path carries."""
+
+
+class Strict(BaseModel):
+    """Base of every artifact: immutable, no unknown keys, no coercion (a bool is no int, "0" is no 0)."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+Model = TypeVar("Model", bound=Strict)
+
+
+def canonical_bytes(value: Any) -> bytes:
+    """Canonical JSON of `value`: sorted keys, no white space, UTF-8, no NaN, no newline.
+
+    A model is dumped without its absent optional fields, so that old digests survive new fields.
+    """
+    if isinstance(value, BaseModel):
+        value = value.model_dump(mode="json", exclude_none=True)
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    return text.encode()
+
+
+def sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def digest(value: Any) -> str:
+    """64 hex digits: sha256 of the canonical JSON of `value`."""
+    return sha256(canonical_bytes(value))
+
+
+def short(full: str) -> str:
+    """The digits of a digest that a path carries."""
+    return full[:SHORT]
+
+
+def read_bytes(path: Path, what: str) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise Refusal(what, "a readable file", error.strerror, path) from None
+
+
+def read_json(path: Path, what: str) -> Any:
+    """Parsed JSON of `path`; NaN and infinities are refused (they are no JSON)."""
+
+    def no_constant(name: str) -> Any:
+        raise ValueError(f"{name} is no JSON number")
+
+    try:
+        return json.loads(read_bytes(path, what), parse_constant=no_constant)
+    except ValueError as error:
+        raise Refusal(what, "JSON", error, path) from None
+
+
+class _UniqueKeyLoader(yaml.CSafeLoader):
+    """YAML's safe loader lets a repeated key win silently; a campaign must not."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[Any] = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)  # type: ignore[no-untyped-call]
+            if key in seen:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"key {key!r} stands twice", key_node.start_mark
+                )
+            seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
+def read_yaml(path: Path, what: str) -> Any:
+    try:
+        # A subclass of the safe loader: it builds plain data only.
+        return yaml.load(read_bytes(path, what), Loader=_UniqueKeyLoader)  # noqa: S506
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        place = f"line {mark.line + 1}, " if mark else ""
+        raise Refusal(what, "YAML", f"{place}{error.problem}", path) from None
+
+
+def _expected(error: Any) -> str:
+    """What a pydantic error wanted, as a noun."""
+    if error["type"] == "extra_forbidden":
+        return "no such key"
+    if error["type"] == "missing":
+        return "a value"
+    message = str(error["msg"]).removeprefix("Value error, ").removeprefix("Input should be ")
+    return message[:1].lower() + message[1:]
+
+
+def parse(model: type[Model], data: Any, file: Path | str) -> Model:
+    """`data` (plain JSON values) as `model`; the first violation becomes a refusal that names its field."""
+    try:
+        text = json.dumps(data, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise Refusal(model.__name__, "JSON values", error, file) from None
+    try:
+        return model.model_validate_json(text)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        field = ".".join(str(part) for part in first["loc"]) or model.__name__
+        found = "nothing" if first["type"] == "missing" else repr(first["input"])
+        if isinstance(first["input"], dict | list) and first["type"] != "missing":
+            found = f"a {type(first['input']).__name__}"
+        raise Refusal(field, _expected(first), found, file) from None
+
+
+def read_model(model: type[Model], path: Path, what: str) -> Model:
+    return parse(model, read_json(path, what), path)
+
+
+def write_atomic(path: Path, data: bytes) -> None:
+    """Write `data` so that a reader sees all of it or nothing: temporary file, fsync, rename, fsync of the folder."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(name, 0o644)
+        os.replace(name, path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def write_model(path: Path, model: BaseModel) -> None:
+    """The canonical bytes of `model`, so that `sha256sum` of the file is the model's digest."""
+    write_atomic(path, canonical_bytes(model))

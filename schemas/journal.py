@@ -1,0 +1,91 @@
+"""repetitions.jsonl: what happened, line by line, synced before the next point starts.
+
+A session line opens each engine start; a point line follows each finished point. The rank artifact is a pure
+function of the cell and these lines.
+"""
+
+from typing import Any, Literal
+
+import msgspec
+
+from schemas.native import CudagraphObservation, Prompts, ScheduledRequests, Struct
+
+
+class SessionLine(Struct, tag_field="kind", tag="session"):
+    """One engine start. `engine`, `limits`, `cudagraph` and `capacity` become blocks of the artifact."""
+
+    cell_digest: str
+    session: int
+    run_id: str
+    dp_rank: int
+    dp_size: int
+    started_at: str
+    engine_start_seconds: float
+    producer: dict[str, Any]
+    engine: dict[str, Any]
+    limits: dict[str, int]
+    cudagraph: dict[str, Any]
+    capacity: dict[str, Any]
+
+
+class SeedLine(Struct):
+    """One seed request: `cached_tokens` it found, `computed_tokens` it ran, over forwards [start, end)."""
+
+    slot: int
+    prefix_tokens: int
+    attempt: int
+    cached_tokens: int
+    computed_tokens: int
+
+
+class Span(Struct):
+    """Forwards [forward_index_start, forward_index_end) of a warm-up, with the first and last of its steps."""
+
+    kind: Literal["real_prefix_seed", "eager_shape"]
+    forward_index_start: int
+    forward_index_end: int
+    first: ScheduledRequests
+    last: ScheduledRequests
+
+
+class Repetition(Struct):
+    """One accepted repetition: its measured step. Times are seconds of the session's monotonic clock."""
+
+    ordinal: int
+    forward_index: int
+    basis: Literal["schedule_to_output", "inter_output"]
+    start_monotonic: float
+    end_monotonic: float
+    scheduled_requests: ScheduledRequests
+    cudagraph: CudagraphObservation
+    prompts_sha256: str
+
+
+class Rejection(Struct):
+    """A repetition that did not run as the point says: `chunks` are [cached, scheduled] of each request, by step."""
+
+    ordinal: int
+    reason: str
+    chunks: list[list[list[int]]]
+
+
+class PointLine(Struct, tag_field="kind", tag="point"):
+    """One finished point. `benchmark_id` is its place in the frozen list, counted from 1."""
+
+    benchmark_id: int
+    session: int
+    kv_seed_regime: str
+    seeds: list[SeedLine]
+    warmups: list[Span]
+    warmup_ordinals: list[int]
+    repetitions: list[Repetition]
+    rejections: list[Rejection]
+    prompts: Prompts
+    seconds: dict[str, float]
+    completed_at: str
+
+
+Line = SessionLine | PointLine
+
+decode_line = msgspec.json.Decoder(Line).decode
+encode_line = msgspec.json.Encoder().encode

@@ -1,0 +1,43 @@
+"""Where everything lies: the paths are a contract (docs/artifacts.md)."""
+
+from pathlib import Path
+
+from schemas.canonical import short
+from schemas.plan import Scope
+
+CAMPAIGNS = Path("config/campaigns")
+SYSTEMS = Path("config/systems")
+RESULTS = Path("results")
+
+
+def campaign_file(campaign: str) -> Path:
+    return CAMPAIGNS / f"{campaign}.yaml"
+
+
+def system_file(system: str) -> Path:
+    return SYSTEMS / f"{system}.yaml"
+
+
+class Layout:
+    """Paths below `results/<campaign>/`. Smoke runs have the same shape below `smoke/`; probes and profiles are shared."""
+
+    def __init__(self, campaign: str, results: Path = RESULTS) -> None:
+        self.root = results / campaign
+
+    def request(self, digest: str) -> Path:
+        return self.root / f"request-{short(digest)}.json"
+
+    def probe(self, deployment: str, digest: str, phase: str) -> Path:
+        return self.root / "probe" / f"{deployment}-{short(digest)}" / f"{phase}.json"
+
+    def profile(self, deployment: str, digest: str) -> Path:
+        return self.root / "profile" / f"{deployment}-{short(digest)}.json"
+
+    def scope(self, scope: Scope) -> Path:
+        return self.root / "smoke" if scope == "smoke" else self.root
+
+    def plan(self, scope: Scope, digest: str) -> Path:
+        return self.scope(scope) / f"plan-{short(digest)}"
+
+    def cell(self, scope: Scope, name: str) -> Path:
+        return self.scope(scope) / "cells" / name

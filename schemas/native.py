@@ -1,0 +1,275 @@
+"""The rank artifact (Dynamo's self-benchmark, schema_version 2), as msgspec structs: bulk records parse fast.
+
+Keys stand in the order in which the original writes them. A field with `UNSET` is left out when absent, since
+presence carries meaning; blocks that nothing here computes with stay plain mappings.
+"""
+
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from schemas.canonical import read_bytes, sha256, write_atomic
+from schemas.errors import Refusal
+
+SCHEMA_VERSION = 2
+
+
+class Struct(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Immutable, and no key goes unread."""
+
+
+T = TypeVar("T", bound=Struct)
+
+
+class ScheduledRequests(Struct):
+    """Requests and tokens of one forward pass; variances are population variances."""
+
+    num_prefill_requests: int
+    sum_prefill_tokens: int
+    var_prefill_length: float
+    sum_prefill_kv_tokens: int
+    num_decode_requests: int
+    sum_decode_kv_tokens: int
+    var_decode_kv_tokens: float
+
+
+class QueuedRequests(Struct):
+    num_prefill_requests: int = 0
+    sum_prefill_tokens: int = 0
+    var_prefill_length: float = 0.0
+    num_decode_requests: int = 0
+    sum_decode_kv_tokens: int = 0
+    var_decode_kv_tokens: float = 0.0
+
+
+class Timing(Struct):
+    """Seconds of one process's monotonic clock; wall time is their difference."""
+
+    basis: Literal["schedule_to_output", "inter_output"]
+    start_monotonic: float | None
+    end_monotonic: float
+
+
+class CudagraphObservation(Struct):
+    """vLLM's `cudagraph_stats` of the step; unavailable means not observed, never "NONE"."""
+
+    status: Literal["observed", "unavailable"]
+    runtime_mode: str | None = None
+    num_unpadded_tokens: int | None = None
+    num_padded_tokens: int | None = None
+    num_paddings: int | None = None
+
+
+class BenchmarkSample(Struct):
+    """`sample_index` is the position in `raw_fpms`; `forward_index` counts this rank's non-empty forwards."""
+
+    sample_index: int
+    forward_index: int
+    timing: Timing
+    cudagraph: CudagraphObservation
+
+
+class RawFpm(Struct):
+    """One measured forward pass before reduction."""
+
+    version: int
+    worker_id: str
+    dp_rank: int
+    counter_id: int
+    wall_time: float
+    scheduled_requests: ScheduledRequests
+    queued_requests: QueuedRequests
+    benchmark_sample: BenchmarkSample
+
+
+class PromptDigest(Struct):
+    slot: int
+    num_tokens: int
+    sha256: str
+
+
+class Prompts(Struct):
+    """sha256 of each prompt's ids as little-endian uint32; the outer one is over the requests' canonical JSON."""
+
+    status: Literal["recorded", "unavailable"]
+    requests: list[PromptDigest]
+    sha256: str | None
+
+
+class Preparation(Struct):
+    grid_digest: str
+    completed_points_before: int
+    kv_seed_regime: str
+    warmup_records_before: int
+
+
+class Estimate(Struct):
+    method: Literal["single_step", "last_step", "adjacent_upper_median"]
+    raw_sample_indices: list[int]
+
+
+class BenchmarkMeasurement(Struct):
+    """How a retained value came to be. `repetition_line_sha256` binds it to its line of repetitions.jsonl."""
+
+    schema_version: int
+    point_key: str
+    dp_rank: int
+    prompts: Prompts
+    preparation: Preparation
+    expected_internal_samples: int
+    raw_fpms: list[RawFpm]
+    estimate: Estimate
+    repetition_line_sha256: str | UnsetType = UNSET
+
+
+class Fpm(Struct):
+    """The retained forward-pass metric of one point on one rank; `wall_time` in seconds."""
+
+    version: int
+    worker_id: str
+    dp_rank: int
+    counter_id: int
+    wall_time: float
+    scheduled_requests: ScheduledRequests
+    queued_requests: QueuedRequests
+    benchmark_measurement: BenchmarkMeasurement | UnsetType = UNSET
+
+
+class NativePoint(Struct):
+    point_type: Literal["prefill", "decode"]
+    benchmark_id: int
+    total_prefill_tokens: int
+    total_kv_read_tokens: int
+    batch_size: int
+    expected_cudagraph_mode: str
+    expected_capture_size: int | None
+    padding_tokens: int | None
+    sample_reasons: list[str]
+    partition: dict[str, Any] | None
+    rows: list[list[int]] | None
+    dp_rank: int | UnsetType = UNSET
+
+
+class Row(Struct):
+    point: NativePoint
+    kv_seed_regime: str
+    fpms: list[Fpm]
+
+
+class RankResult(Struct):
+    dp_rank: int
+    fpms: list[Fpm]
+
+
+class IterationGroup(Struct):
+    """One point over all data-parallel ranks; `wall_time` is the slowest rank's, in seconds."""
+
+    benchmark_id: int
+    point: NativePoint
+    expected_dp_ranks: list[int]
+    complete: bool
+    wall_time: float
+    rank_results: list[RankResult]
+
+
+class ArtifactTiming(Struct):
+    started_at: str
+    completed_at: str
+    benchmark_elapsed_seconds: float
+    measured_iteration_seconds: float
+    rank_benchmark_elapsed_seconds: dict[str, float] | UnsetType = UNSET
+
+
+class Coverage(Struct):
+    expected_points: int
+    completed_points: int
+    skipped_points: int
+
+
+class RankArtifact(Struct):
+    """`benchmark.json` (rank 0) or `benchmark_dp<r>.json`."""
+
+    schema_version: int
+    artifact_type: Literal["rank"]
+    status: Literal["complete", "partial", "failed"]
+    valid: bool
+    usable: bool
+    stop_reason: str | None
+    timing_valid: bool
+    run_id: str
+    grid_digest: str
+    timing: ArtifactTiming
+    dp: dict[str, int]
+    synchronization: dict[str, Any]
+    coverage: Coverage
+    config: dict[str, Any]
+    limits: dict[str, int]
+    recurrent_state: dict[str, Any]
+    measurement_protocol: dict[str, Any]
+    warmup_evidence: dict[str, Any]
+    measurement_policy: dict[str, str]
+    synthetic_prompts: dict[str, Any]
+    capacity: dict[str, Any]
+    cudagraph: dict[str, Any]
+    engine: dict[str, Any]
+    results: list[Row]
+    iteration_groups: list[IterationGroup]
+    skipped_points: list[Any]
+    missing_phases: list[str]
+    error: str | None
+    kvwarm: dict[str, Any] | UnsetType = UNSET
+
+
+class MergedArtifact(Struct):
+    """`merged.json`: all ranks of a cell agree; results flattened by id, then rank."""
+
+    schema_version: int
+    artifact_type: Literal["merged"]
+    status: Literal["complete"]
+    run_id: str
+    grid_digest: str
+    cell_digest: str
+    source_sha256: dict[str, str]
+    timing: ArtifactTiming
+    dp: dict[str, Any]
+    coverage: Coverage
+    config: dict[str, Any]
+    limits: dict[str, int]
+    measurement_protocol: dict[str, Any]
+    rank_warmup_evidence: dict[str, Any]
+    engine: dict[str, Any]
+    results: list[Row]
+    iteration_groups: list[IterationGroup]
+    kvwarm: dict[str, Any] | UnsetType = UNSET
+
+
+class CellReceipt(Struct):
+    """`receipt.json`: the files of a finished cell by digest, and where its seconds went."""
+
+    schema_version: int
+    cell_digest: str
+    files: dict[str, str]
+    sessions: int
+    engine_start_seconds: float
+    measuring_seconds: float
+    breakdown: dict[str, float]
+    seeding: dict[str, float]
+    rejected_repetitions: int
+    producer_overhead_seconds: float
+
+
+def read_struct(cls: type[T], path: Path, what: str) -> T:
+    """`path` as a struct, strictly: a bool is no int, NaN is refused, unknown keys are refused."""
+    try:
+        return msgspec.json.decode(read_bytes(path, what), type=cls)
+    except msgspec.MsgspecError as error:
+        raise Refusal(what, f"a {cls.__name__}", str(error), path) from None
+
+
+def write_struct(path: Path, struct: Struct) -> str:
+    """Write `struct` as JSON with two spaces, atomically; returns the sha256 of the file."""
+    data = msgspec.json.format(msgspec.json.encode(struct), indent=2)
+    write_atomic(path, data)
+    return sha256(data)

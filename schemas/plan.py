@@ -1,0 +1,110 @@
+"""The plan: which cells a campaign has, what identifies each, and what was left out."""
+
+from typing import Literal
+
+from schemas.canonical import Strict, digest, short
+from schemas.points import Phase, PointManifest
+from schemas.request import EngineSettings, Limits, Precision, Strategy, Topology
+
+Scope = Literal["formal", "smoke"]
+
+
+class Measurement(Strict):
+    """How often a point is run and which value is kept."""
+
+    warmup_repeats: int
+    measurement_repeats: int
+    reduction: Literal["adjacent_upper_median"]
+
+
+class CellIdentity(Strict):
+    """Everything that determines a cell's numbers, and nothing else: the cell digest covers exactly this.
+
+    Names, comments, paths, labels and places of execution are left out. `points_sha256` is the digest of the
+    manifest with this phase's points only, so a new decode batch leaves the prefill cell alone.
+    """
+
+    schema_version: Literal[1] = 1
+    phase: Phase
+    system: str
+    backend: Literal["vllm"]
+    runtime_backend_version: str
+    pins_sha256: str
+    probe_digest: str
+    model_config_sha256: str
+    model_revision: str
+    parallel_strategy: Strategy
+    topology: Topology
+    precision: Precision
+    limits: Limits
+    engine: EngineSettings
+    environment: dict[str, str]
+    contract: str
+    producer_protocol: int
+    measurement: Measurement
+    points_sha256: str
+
+
+class FrozenCell(Strict):
+    """`cells/<phase>-<deployment>-<digest>/cell.json`: all that a GPU job needs to measure one cell."""
+
+    schema_version: Literal[1] = 1
+    deployment: str
+    model: str
+    vocab_size: int
+    block_size: int
+    hash_block_size: int
+    cache_hit_alignment_tokens: int
+    identity: CellIdentity
+    points: PointManifest
+
+    @property
+    def digest(self) -> str:
+        return digest(self.identity)
+
+    @property
+    def name(self) -> str:
+        return cell_name(self.identity.phase, self.deployment, self.digest)
+
+
+class CellEntry(Strict):
+    """One cell of a plan."""
+
+    name: str
+    deployment: str
+    phase: Phase
+    digest: str
+    points_sha256: str
+    points: int
+
+
+class DeploymentPlan(Strict):
+    """What a plan holds of one deployment; `dropped` counts candidate points by the rule that dropped them."""
+
+    model: str
+    probe_digest: str
+    profile_sha256: str
+    points_sha256: str
+    origin: str
+    prefill_points: int
+    decode_points: int
+    dropped: dict[str, int]
+    peak_blocks: int
+    free_blocks: int
+
+
+class Plan(Strict):
+    """`plan-<digest>/plan.json`; the digest is the sha256 of the file."""
+
+    schema_version: Literal[1] = 1
+    scope: Scope
+    system: str
+    backend: Literal["vllm"]
+    backend_version: str
+    runtime_backend_version: str
+    deployments: dict[str, DeploymentPlan]
+    cells: tuple[CellEntry, ...]
+
+
+def cell_name(phase: Phase, deployment: str, cell_digest: str) -> str:
+    return f"{phase}-{deployment}-{short(cell_digest)}"
