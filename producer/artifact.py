@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from msgspec import UNSET
+
 from producer.contracts import CONTRACTS
 from producer.journal import Journal
 from producer.reduction import adjacent_upper_median
@@ -11,7 +13,6 @@ from schemas.canonical import digest
 from schemas.journal import PointLine, SessionLine, Span
 from schemas.native import (
     SCHEMA_VERSION,
-    UNSET,
     ArtifactTiming,
     BenchmarkMeasurement,
     BenchmarkSample,
@@ -55,9 +56,7 @@ def producer_record(cell: FrozenCell, distribution: str, seed: str) -> dict[str,
     }
 
 
-def native_point(
-    cell: FrozenCell, index: int, cudagraph: dict[str, Any], regime: str | None = None
-) -> NativePoint:
+def native_point(cell: FrozenCell, index: int, cudagraph: dict[str, Any], regime: str | None = None) -> NativePoint:
     """Point `index` (from 0) of the frozen list in the artifact's form; its id is the place in that list from 1."""
     phase = cell.identity.phase
     point: Point = cell.points.points()[index]
@@ -209,7 +208,9 @@ def assemble(cell: FrozenCell, journal: Journal) -> RankArtifact:
     if missing:
         raise ValueError(f"points {missing} are not measured")
     grid = grid_digest(cell, session.cudagraph)
-    rows, groups, ledger = [], [], []
+    rows: list[Row] = []
+    groups: list[IterationGroup] = []
+    ledger: list[dict[str, Any]] = []
     for position, index in enumerate(order):
         line = lines[index + 1]
         point = native_point(cell, index, session.cudagraph, line.kv_seed_regime)

@@ -30,3 +30,23 @@ def blocks_of_request(groups: tuple[ProfileGroup, ...], prefix_tokens: int, tota
                 skipped = max(0, prefix_tokens - group.sliding_window + 1) // size
             blocks += ceil_div(total_tokens, size) - skipped
     return blocks
+
+
+def startup_blocks_of_request(groups: tuple[ProfileGroup, ...], max_model_len: int, max_num_tokens: int) -> int:
+    """Blocks that vLLM reserves for one request of `max_model_len` tokens when it reports its concurrency.
+
+    v1/kv_cache_interface.py `max_memory_usage_bytes`: a sliding window keeps what one step may add to it, plus one
+    block; a recurrent group in align mode keeps two blocks beside speculative and checkpoint blocks.
+    """
+    blocks = 0
+    for group in groups:
+        size = group.block_size_tokens
+        if group.spec_type == "MambaSpec":
+            blocks += 1 + (group.blocks_per_request or 1) + (group.prefill_checkpoint_blocks or 0)
+        elif group.kind == "state":
+            blocks += group.blocks_per_request or 1
+        elif group.sliding_window is not None:
+            blocks += ceil_div(min(group.sliding_window - 1 + max_num_tokens, max_model_len), size) + 1
+        else:
+            blocks += ceil_div(max_model_len, size)
+    return blocks

@@ -16,7 +16,7 @@ class Journal(NamedTuple):
 
     sessions: tuple[SessionLine, ...] = ()
     points: tuple[PointLine, ...] = ()
-    line_sha256: dict[int, str] = {}  # noqa: RUF012 - never mutated
+    line_sha256: dict[int, str] = {}
 
     @property
     def finished(self) -> frozenset[int]:

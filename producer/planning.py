@@ -69,9 +69,7 @@ def freeze_cells(
     return cells
 
 
-def plan_campaign(
-    request: Request, profiles: dict[str, AcceptedProfile], scope: Scope, file: str
-) -> PlannedCampaign:
+def plan_campaign(request: Request, profiles: dict[str, AcceptedProfile], scope: Scope, file: str) -> PlannedCampaign:
     """Freeze points and cells of every deployment of `request`.
 
     Raises:

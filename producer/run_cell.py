@@ -28,7 +28,7 @@ from schemas.journal import PointLine, SessionLine
 from schemas.native import write_struct
 from schemas.plan import FrozenCell
 
-TOKEN_SEED = "53"
+STREAM_SEED = "53"
 
 
 @contextlib.contextmanager
@@ -91,7 +91,7 @@ def open_session(cell: FrozenCell, adapter: Adapter, engine: Any, number: int, r
         dp_size=1,
         started_at=utc_now(),
         engine_start_seconds=engine.start_seconds,
-        producer=producer_record(cell, adapter.distribution, TOKEN_SEED) | {"gc_policy": GC_POLICY},
+        producer=producer_record(cell, adapter.distribution, STREAM_SEED) | {"gc_policy": GC_POLICY},
         engine=snapshot,
         limits=limits
         | {
@@ -132,7 +132,7 @@ def measure_missing(cell: FrozenCell, adapter: Adapter, folder: Path) -> float:
         progress.finished(line)
 
     conversation = measure(
-        TokenStream(TOKEN_SEED, cell.vocab_size),
+        TokenStream(STREAM_SEED, cell.vocab_size),
         contract_of(cell),
         identity.phase,
         points,

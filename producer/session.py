@@ -160,9 +160,7 @@ class Slots:
         return self._attempts
 
 
-def _seed(
-    stream: TokenStream, slots: Slots, point: Point, prefix: int, line: "_PointRecord"
-) -> Conversation:
+def _seed(stream: TokenStream, slots: Slots, point: Point, prefix: int, line: "_PointRecord") -> Conversation:
     """Build the prefixes that `point` needs and the engine does not have."""
     missing = slots.missing(point, prefix)
     if not missing:
@@ -256,7 +254,8 @@ def measure_point(
 def _measured(steps: list[Step], ordinal: int, is_decode: bool, prompts: Prompts) -> Repetition:
     step = steps[-1]
     start = step.previous_end if is_decode else step.start
-    assert start is not None and prompts.sha256 is not None
+    assert start is not None
+    assert prompts.sha256 is not None
     return Repetition(
         ordinal=ordinal,
         forward_index=step.forward_index,

@@ -11,7 +11,7 @@ import msgspec
 from schemas.native import CudagraphObservation, Prompts, ScheduledRequests, Struct
 
 
-class SessionLine(Struct, tag_field="kind", tag="session"):
+class SessionLine(Struct, frozen=True, tag_field="kind", tag="session"):
     """One engine start. `engine`, `limits`, `cudagraph` and `capacity` become blocks of the artifact."""
 
     cell_digest: str
@@ -28,7 +28,7 @@ class SessionLine(Struct, tag_field="kind", tag="session"):
     capacity: dict[str, Any]
 
 
-class SeedLine(Struct):
+class SeedLine(Struct, frozen=True):
     """One seed request: `cached_tokens` it found, `computed_tokens` it ran, over forwards [start, end)."""
 
     slot: int
@@ -38,7 +38,7 @@ class SeedLine(Struct):
     computed_tokens: int
 
 
-class Span(Struct):
+class Span(Struct, frozen=True):
     """Forwards [forward_index_start, forward_index_end) of a warm-up, with the first and last of its steps."""
 
     kind: Literal["real_prefix_seed", "eager_shape"]
@@ -48,7 +48,7 @@ class Span(Struct):
     last: ScheduledRequests
 
 
-class Repetition(Struct):
+class Repetition(Struct, frozen=True):
     """One accepted repetition: its measured step. Times are seconds of the session's monotonic clock."""
 
     ordinal: int
@@ -61,7 +61,7 @@ class Repetition(Struct):
     prompts_sha256: str
 
 
-class Rejection(Struct):
+class Rejection(Struct, frozen=True):
     """A repetition that did not run as the point says: `chunks` are [cached, scheduled] of each request, by step."""
 
     ordinal: int
@@ -69,7 +69,7 @@ class Rejection(Struct):
     chunks: list[list[list[int]]]
 
 
-class PointLine(Struct, tag_field="kind", tag="point"):
+class PointLine(Struct, frozen=True, tag_field="kind", tag="point"):
     """One finished point. `benchmark_id` is its place in the frozen list, counted from 1."""
 
     benchmark_id: int

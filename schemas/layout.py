@@ -19,7 +19,7 @@ def system_file(system: str) -> Path:
 
 
 class Layout:
-    """Paths below `results/<campaign>/`. Smoke runs have the same shape below `smoke/`; probes and profiles are shared."""
+    """Paths below `results/<campaign>/`. Smoke runs have the same shape below `smoke/` and share its probes."""
 
     def __init__(self, campaign: str, results: Path = RESULTS) -> None:
         self.root = results / campaign

@@ -23,7 +23,7 @@ class Struct(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 T = TypeVar("T", bound=Struct)
 
 
-class ScheduledRequests(Struct):
+class ScheduledRequests(Struct, frozen=True):
     """Requests and tokens of one forward pass; variances are population variances."""
 
     num_prefill_requests: int
@@ -35,7 +35,7 @@ class ScheduledRequests(Struct):
     var_decode_kv_tokens: float
 
 
-class QueuedRequests(Struct):
+class QueuedRequests(Struct, frozen=True):
     num_prefill_requests: int = 0
     sum_prefill_tokens: int = 0
     var_prefill_length: float = 0.0
@@ -44,7 +44,7 @@ class QueuedRequests(Struct):
     var_decode_kv_tokens: float = 0.0
 
 
-class Timing(Struct):
+class Timing(Struct, frozen=True):
     """Seconds of one process's monotonic clock; wall time is their difference."""
 
     basis: Literal["schedule_to_output", "inter_output"]
@@ -52,7 +52,7 @@ class Timing(Struct):
     end_monotonic: float
 
 
-class CudagraphObservation(Struct):
+class CudagraphObservation(Struct, frozen=True):
     """vLLM's `cudagraph_stats` of the step; unavailable means not observed, never "NONE"."""
 
     status: Literal["observed", "unavailable"]
@@ -62,7 +62,7 @@ class CudagraphObservation(Struct):
     num_paddings: int | None = None
 
 
-class BenchmarkSample(Struct):
+class BenchmarkSample(Struct, frozen=True):
     """`sample_index` is the position in `raw_fpms`; `forward_index` counts this rank's non-empty forwards."""
 
     sample_index: int
@@ -71,7 +71,7 @@ class BenchmarkSample(Struct):
     cudagraph: CudagraphObservation
 
 
-class RawFpm(Struct):
+class RawFpm(Struct, frozen=True):
     """One measured forward pass before reduction."""
 
     version: int
@@ -84,13 +84,13 @@ class RawFpm(Struct):
     benchmark_sample: BenchmarkSample
 
 
-class PromptDigest(Struct):
+class PromptDigest(Struct, frozen=True):
     slot: int
     num_tokens: int
     sha256: str
 
 
-class Prompts(Struct):
+class Prompts(Struct, frozen=True):
     """sha256 of each prompt's ids as little-endian uint32; the outer one is over the requests' canonical JSON."""
 
     status: Literal["recorded", "unavailable"]
@@ -98,19 +98,19 @@ class Prompts(Struct):
     sha256: str | None
 
 
-class Preparation(Struct):
+class Preparation(Struct, frozen=True):
     grid_digest: str
     completed_points_before: int
     kv_seed_regime: str
     warmup_records_before: int
 
 
-class Estimate(Struct):
+class Estimate(Struct, frozen=True):
     method: Literal["single_step", "last_step", "adjacent_upper_median"]
     raw_sample_indices: list[int]
 
 
-class BenchmarkMeasurement(Struct):
+class BenchmarkMeasurement(Struct, frozen=True):
     """How a retained value came to be. `repetition_line_sha256` binds it to its line of repetitions.jsonl."""
 
     schema_version: int
@@ -124,7 +124,7 @@ class BenchmarkMeasurement(Struct):
     repetition_line_sha256: str | UnsetType = UNSET
 
 
-class Fpm(Struct):
+class Fpm(Struct, frozen=True):
     """The retained forward-pass metric of one point on one rank; `wall_time` in seconds."""
 
     version: int
@@ -137,7 +137,7 @@ class Fpm(Struct):
     benchmark_measurement: BenchmarkMeasurement | UnsetType = UNSET
 
 
-class NativePoint(Struct):
+class NativePoint(Struct, frozen=True):
     point_type: Literal["prefill", "decode"]
     benchmark_id: int
     total_prefill_tokens: int
@@ -152,18 +152,18 @@ class NativePoint(Struct):
     dp_rank: int | UnsetType = UNSET
 
 
-class Row(Struct):
+class Row(Struct, frozen=True):
     point: NativePoint
     kv_seed_regime: str
     fpms: list[Fpm]
 
 
-class RankResult(Struct):
+class RankResult(Struct, frozen=True):
     dp_rank: int
     fpms: list[Fpm]
 
 
-class IterationGroup(Struct):
+class IterationGroup(Struct, frozen=True):
     """One point over all data-parallel ranks; `wall_time` is the slowest rank's, in seconds."""
 
     benchmark_id: int
@@ -174,7 +174,7 @@ class IterationGroup(Struct):
     rank_results: list[RankResult]
 
 
-class ArtifactTiming(Struct):
+class ArtifactTiming(Struct, frozen=True):
     started_at: str
     completed_at: str
     benchmark_elapsed_seconds: float
@@ -182,13 +182,13 @@ class ArtifactTiming(Struct):
     rank_benchmark_elapsed_seconds: dict[str, float] | UnsetType = UNSET
 
 
-class Coverage(Struct):
+class Coverage(Struct, frozen=True):
     expected_points: int
     completed_points: int
     skipped_points: int
 
 
-class RankArtifact(Struct):
+class RankArtifact(Struct, frozen=True):
     """`benchmark.json` (rank 0) or `benchmark_dp<r>.json`."""
 
     schema_version: int
@@ -222,7 +222,7 @@ class RankArtifact(Struct):
     kvwarm: dict[str, Any] | UnsetType = UNSET
 
 
-class MergedArtifact(Struct):
+class MergedArtifact(Struct, frozen=True):
     """`merged.json`: all ranks of a cell agree; results flattened by id, then rank."""
 
     schema_version: int
@@ -245,7 +245,7 @@ class MergedArtifact(Struct):
     kvwarm: dict[str, Any] | UnsetType = UNSET
 
 
-class CellReceipt(Struct):
+class CellReceipt(Struct, frozen=True):
     """`receipt.json`: the files of a finished cell by digest, and where its seconds went."""
 
     schema_version: int

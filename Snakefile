@@ -1,0 +1,50 @@
+# passgrid: declarative benchmark campaigns of LLM forward passes. A table of contents; the rules say how.
+from snakemake.utils import min_version
+
+min_version("9.27")
+
+
+configfile: "config/config.yaml"
+
+
+include: "workflow/rules/common.smk"
+include: "workflow/rules/profile.smk"
+include: "workflow/rules/plan.smk"
+include: "workflow/rules/measure.smk"
+include: "workflow/rules/judge.smk"
+include: "workflow/rules/publish.smk"
+
+
+localrules:
+    all,
+    plan,
+    smoke,
+
+
+# Everything: the published table, finalized, and the report.
+rule all:
+    default_target: True
+    input:
+        CAMPAIGN.request_file,
+        CAMPAIGN.profile_files,
+        after_import("formal", "final/finalization.json", "report.html"),
+
+
+# Only the plan: which cells there are.
+rule plan:
+    input:
+        CAMPAIGN.request_file,
+        CAMPAIGN.profile_files,
+        after_import("formal", "plan.json"),
+
+
+# A few points of every cell through every check; nothing is published.
+rule smoke:
+    input:
+        CAMPAIGN.request_file,
+        CAMPAIGN.profile_files,
+        after_import("smoke", "readiness.json"),
+
+
+onsuccess:
+    shell("python workflow/scripts/show.py --campaign {CAMPAIGN.file}")

@@ -1,0 +1,122 @@
+"""What the Snakefile asks at parse time: which files a campaign has, and which of them can be planned yet."""
+
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from producer.planning import AcceptedProfile, PlannedCampaign, plan_campaign
+from producer.resolving import probe_digest, read_campaign, resolve
+from schemas.canonical import digest, parse, read_bytes, sha256, short
+from schemas.errors import Refusal
+from schemas.layout import RESULTS, Layout, campaign_file
+from schemas.plan import Scope
+from schemas.profile import Profile
+
+
+def read_profile(file: Path) -> AcceptedProfile:
+    """A profile with the digest of its file."""
+    import json
+
+    data = read_bytes(file, "profile")
+    try:
+        return AcceptedProfile(parse(Profile, json.loads(data), file), sha256(data))
+    except ValueError as error:
+        raise Refusal("profile", "JSON", error, file) from None
+
+
+class CampaignGraph:
+    """The files of one campaign. Reads the campaign once; reads profiles when they are there."""
+
+    def __init__(self, campaign: str, results: Path = RESULTS) -> None:
+        self.name = campaign
+        self.file = campaign_file(campaign)
+        self.layout = Layout(campaign, results)
+        self.campaign = read_campaign(self.file)
+        self.request = resolve(self.campaign, self.file)
+        self.probes = {
+            name: probe_digest(self.request, deployment) for name, deployment in self.request.deployments.items()
+        }
+        self._planned: dict[tuple[str, tuple[tuple[str, str], ...]], PlannedCampaign] = {}
+
+    @cached_property
+    def request_file(self) -> str:
+        return str(self.layout.request(digest(self.request)))
+
+    @property
+    def deployments(self) -> list[str]:
+        return list(self.request.deployments)
+
+    def profile_file(self, deployment: str) -> Path:
+        return self.layout.profile(deployment, self.probes[deployment])
+
+    @property
+    def profile_files(self) -> list[str]:
+        return [str(self.profile_file(name)) for name in self.deployments]
+
+    def probe_files(self, deployment: str) -> list[str]:
+        phases = self.request.deployments[deployment].phases
+        return [str(self.layout.probe(deployment, self.probes[deployment], phase)) for phase in phases]
+
+    @property
+    def missing_profiles(self) -> list[dict[str, str]]:
+        """Wildcards of the profiles that are not imported yet."""
+        return [
+            {"deployment": name, "probe": short(self.probes[name])}
+            for name in self.deployments
+            if not self.profile_file(name).exists()
+        ]
+
+    def is_accepted(self, deployment: str, profile_sha256: str) -> bool:
+        acceptance = self.campaign.acceptance
+        return acceptance == "auto" or acceptance.get(deployment) == profile_sha256
+
+    @property
+    def unaccepted(self) -> list[str]:
+        """Markers of the imported profiles that no person has accepted; making one refuses and names the digest."""
+        return [
+            str(self.profile_file(name).with_suffix(".accepted"))
+            for name in self.deployments
+            if not self.is_accepted(name, read_profile(self.profile_file(name)).sha256)
+        ]
+
+    def planned(self, scope: Scope) -> PlannedCampaign:
+        """The plan, computed anew only when a profile has changed."""
+        profiles = {name: read_profile(self.profile_file(name)) for name in self.deployments}
+        key = (scope, tuple((name, profile.sha256) for name, profile in profiles.items()))
+        if key not in self._planned:
+            self._planned[key] = plan_campaign(self.request, profiles, scope, str(self.file))
+        return self._planned[key]
+
+    def plan_folder(self, scope: Scope) -> Path:
+        return self.layout.plan(scope, self.planned(scope).digest)
+
+    def targets(self, scope: Scope, *names: str) -> list[str]:
+        """Files below the plan's folder; before acceptance, the markers that say what a person has to accept."""
+        return self.unaccepted or [str(self.plan_folder(scope) / name) for name in names]
+
+    def point_lists(self, prefix: str) -> list[str]:
+        return [f"{prefix}/points/{name}.json" for name in self.deployments]
+
+    def of_cells(self, scope: str, *names: str) -> list[str]:
+        """One or more files of every cell of a scope's plan; `scope` is the path's prefix, "" or "smoke/"."""
+        which: Scope = "smoke" if scope else "formal"
+        cells = self.planned(which).plan.cells
+        return [str(self.layout.cell(which, cell.name) / name) for cell in cells for name in names]
+
+    def profile_of_cell(self, cell: str) -> str:
+        """The profile that a cell (by name, `<phase>-<deployment>-<digest>`) was planned with."""
+        deployment = cell.split("-", 1)[1].rsplit("-", 1)[0]
+        return str(self.profile_file(deployment))
+
+    @property
+    def engine_resources(self) -> dict[str, Any]:
+        """Resources of a rule that starts an engine, in the cluster plugins' names; absent ones are left out."""
+        execution = self.campaign.execution
+        named = {
+            "mem_mb": execution.mem_mb,
+            "runtime": execution.runtime_minutes,
+            "slurm_partition": execution.partition,
+            "slurm_account": execution.account,
+            "gres": execution.gres,
+        }
+        return {name: value for name, value in named.items() if value is not None}

@@ -1,0 +1,28 @@
+# The campaign, read once, and the one function that waits for its profiles.
+from producer.graph import CampaignGraph
+
+CAMPAIGN = CampaignGraph(config["campaign"])
+ROOT = str(CAMPAIGN.layout.root)
+
+
+resource_scopes:
+    machine="local",  # one engine at a time on one machine; a cluster's jobs have machines of their own
+
+
+wildcard_constraints:
+    scope="(smoke/)?",
+    plan="[0-9a-f]{16}",
+    probe="[0-9a-f]{16}",
+    deployment="|".join(CAMPAIGN.deployments),
+    phase="prefill|decode",
+
+
+def after_import(scope, *names):
+    """Input function: the plan's files, as soon as every profile is there (a first run waits at the checkpoint)."""
+
+    def files(wildcards):
+        for missing in CAMPAIGN.missing_profiles:
+            checkpoints.import_profile.get(**missing)
+        return CAMPAIGN.targets(scope, *names)
+
+    return files

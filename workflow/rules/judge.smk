@@ -1,0 +1,51 @@
+# Judging: ordinary scripts that need no engine.
+localrules:
+    merge_ranks,
+    verify_cell,
+    assess_readiness,
+
+
+rule merge_ranks:
+    input:
+        cell=f"{ROOT}/{{scope}}cells/{{cell}}/cell.json",
+        ranks=f"{ROOT}/{{scope}}cells/{{cell}}/benchmark.json",
+        receipt=f"{ROOT}/{{scope}}cells/{{cell}}/receipt.json",
+    output:
+        f"{ROOT}/{{scope}}cells/{{cell}}/merged.json",
+    log:
+        f"{ROOT}/logs/{{scope}}merge-{{cell}}.log",
+    conda:
+        "../envs/judge.yaml"
+    shell:
+        "python workflow/scripts/merge_ranks.py --cell {input.cell} --receipt {input.receipt} --output {output}"
+        " {input.ranks} 2> {log}"
+
+
+rule verify_cell:
+    input:
+        cell=f"{ROOT}/{{scope}}cells/{{cell}}/cell.json",
+        ranks=f"{ROOT}/{{scope}}cells/{{cell}}/benchmark.json",
+        receipt=f"{ROOT}/{{scope}}cells/{{cell}}/receipt.json",
+        merged=f"{ROOT}/{{scope}}cells/{{cell}}/merged.json",
+    output:
+        f"{ROOT}/{{scope}}cells/{{cell}}/evidence.json",
+    log:
+        f"{ROOT}/logs/{{scope}}verify-{{cell}}.log",
+    conda:
+        "../envs/judge.yaml"
+    shell:
+        "python workflow/scripts/verify_cell.py --folder $(dirname {input.cell}) --output {output} 2> {log}"
+
+
+rule assess_readiness:
+    input:
+        plan=f"{ROOT}/{{scope}}plan-{{plan}}/plan.json",
+        evidence=lambda wildcards: CAMPAIGN.of_cells(wildcards.scope, "evidence.json", "merged.json"),
+    output:
+        f"{ROOT}/{{scope}}plan-{{plan}}/readiness.json",
+    log:
+        f"{ROOT}/logs/{{scope}}readiness-{{plan}}.log",
+    conda:
+        "../envs/judge.yaml"
+    shell:
+        "python workflow/scripts/assess_readiness.py --plan {input.plan} --output {output} 2> {log}"

@@ -1,0 +1,27 @@
+"""Write one cell of the plan as the self-contained file that a GPU job measures."""
+
+import argparse
+from pathlib import Path
+
+from schemas.canonical import write_model
+from schemas.errors import Refusal, run
+
+from campaign_argument import add_campaign, graph_of
+from plan_campaign import scope_of
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    add_campaign(parser)
+    parser.add_argument("--cell", required=True, help="<phase>-<deployment>-<digest>")
+    parser.add_argument("--scope", default="", help='"" or "smoke/"')
+    parser.add_argument("--output", type=Path, required=True)
+    arguments = parser.parse_args()
+    cells = graph_of(arguments).planned(scope_of(arguments.scope)).cells
+    if arguments.cell not in cells:
+        raise Refusal("cell", f"one of {', '.join(cells)}", arguments.cell, arguments.campaign)
+    write_model(arguments.output, cells[arguments.cell])
+
+
+if __name__ == "__main__":
+    run(main)

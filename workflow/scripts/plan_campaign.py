@@ -1,0 +1,38 @@
+"""Write a campaign's plan and the frozen point list of each deployment."""
+
+import argparse
+
+from producer.graph import CampaignGraph
+from schemas.canonical import short, write_model
+from schemas.errors import Refusal, run
+from schemas.plan import Scope
+
+from campaign_argument import add_campaign, graph_of
+
+
+def scope_of(prefix: str) -> Scope:
+    return "smoke" if prefix else "formal"
+
+
+def write_plan(graph: CampaignGraph, scope: Scope) -> None:
+    folder, planned = graph.plan_folder(scope), graph.planned(scope)
+    for name, manifest in planned.manifests.items():
+        write_model(folder / "points" / f"{name}.json", manifest)
+    write_model(folder / "plan.json", planned.plan)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    add_campaign(parser)
+    parser.add_argument("--plan", required=True, help="first digits of the plan's digest")
+    parser.add_argument("--scope", default="", help='"" or "smoke/"')
+    arguments = parser.parse_args()
+    graph, scope = graph_of(arguments), scope_of(arguments.scope)
+    found = short(graph.planned(scope).digest)
+    if found != arguments.plan:
+        raise Refusal("plan", arguments.plan, found, arguments.campaign)
+    write_plan(graph, scope)
+
+
+if __name__ == "__main__":
+    run(main)

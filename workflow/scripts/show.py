@@ -1,0 +1,80 @@
+"""After a run: link what the run built (`current`, `request.json`) and say where things lie."""
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+import pyarrow.parquet as pq
+
+from schemas.canonical import read_model
+from schemas.errors import run
+from schemas.evidence import Readiness
+from schemas.plan import Scope
+
+from campaign_argument import add_campaign, graph_of
+from publish import PARQUET, pair_folder
+
+FIRST_ROWS = 8
+
+
+def link(name: Path, target: Path) -> None:
+    """Point the link `name` at `target` in one step."""
+    temporary = name.with_name(f".{name.name}.tmp")
+    temporary.unlink(missing_ok=True)
+    temporary.symlink_to(os.path.relpath(target, name.parent))
+    temporary.replace(name)
+
+
+def print_first_rows(parquet: Path) -> None:
+    columns = (
+        "model_path",
+        "workload_kind",
+        "batch_size",
+        "total_prefill_tokens",
+        "total_kv_read_tokens",
+        "kv_seed_regime",
+        "latency_ms",
+    )
+    table = pq.read_table(parquet, columns=list(columns))
+    rows = [
+        [f"{value:.3f}" if isinstance(value, float) else str(value) for value in row.values()]
+        for row in table.slice(0, FIRST_ROWS).to_pylist()
+    ]
+    widths = [max(len(cell) for cell in column) for column in zip(columns, *rows, strict=True)]
+    for cells in ([*columns], *rows):
+        print("  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip())
+    print(f"… {table.num_rows} rows")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    add_campaign(parser)
+    arguments = parser.parse_args()
+    graph = graph_of(arguments)
+    if Path(graph.request_file).exists():
+        link(graph.layout.root / "request.json", Path(graph.request_file))
+    if graph.missing_profiles or graph.unaccepted:
+        return
+    blocked = False
+    scopes: tuple[Scope, ...] = ("smoke", "formal")
+    for scope in scopes:
+        file = graph.plan_folder(scope) / "readiness.json"
+        if file.exists():
+            readiness = read_model(Readiness, file, "readiness")
+            print(f"{scope}: {readiness.status} ({len(readiness.cells)} cells)")
+            for blocker in readiness.blockers:
+                print(f"  {blocker}")
+            blocked = blocked or readiness.status != "ready"
+    folder = graph.plan_folder("formal")
+    if (folder / "final" / "finalization.json").exists():
+        link(graph.layout.root / "current", folder)
+        parquet = pair_folder(folder / "plan.json", graph.planned("formal").plan) / PARQUET
+        print(f"\ntable:   {parquet}\nsystems: {folder / 'systems'}\nreport:  {folder / 'report.html'}\n")
+        print_first_rows(parquet)
+    if blocked:
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    run(main)
