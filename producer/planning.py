@@ -118,6 +118,7 @@ def plan_campaign(request: Request, profiles: dict[str, AcceptedProfile], scope:
     plan = Plan(
         scope=scope,
         system=request.system.name,
+        system_sha256=digest(request.system),
         backend=request.backend,
         backend_version=request.backend_version,
         runtime_backend_version=request.runtime_backend_version,

@@ -8,6 +8,9 @@ from schemas.request import EngineSettings, Limits, Precision, Strategy, Topolog
 
 Scope = Literal["formal", "smoke"]
 
+TABLE_REVISION = "passgrid-table-1"
+"""Raised when rows or sidecar are made otherwise from the same cells: then every plan publishes anew."""
+
 
 class Measurement(Strict):
     """How often a point is run and which value is kept."""
@@ -94,14 +97,20 @@ class DeploymentPlan(Strict):
 
 
 class Plan(Strict):
-    """`plan-<digest>/plan.json`; the digest is the sha256 of the file."""
+    """`plan-<digest>/plan.json`; the digest is the sha256 of the file.
+
+    Beside the cells it covers what else a published table holds: the system file, by digest, and the revision of
+    the table's making.
+    """
 
     schema_version: Literal[1] = 1
     scope: Scope
     system: str
+    system_sha256: str
     backend: Literal["vllm"]
     backend_version: str
     runtime_backend_version: str
+    table_revision: str = TABLE_REVISION
     deployments: dict[str, DeploymentPlan]
     cells: tuple[CellEntry, ...]
 

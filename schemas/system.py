@@ -10,6 +10,7 @@ from schemas.canonical import Strict
 SYSTEM_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 PositiveFloat = Annotated[float, Field(gt=0)]
 NonNegativeFloat = Annotated[float, Field(ge=0)]
+NonNegativeInt = Annotated[int, Field(ge=0)]
 PositiveInt = Annotated[int, Field(ge=1)]
 
 
@@ -41,8 +42,8 @@ class Node(Strict):
 class Misc(Strict):
     """`nccl_mem`: bytes for each number of GPUs; `other_mem`: bytes."""
 
-    nccl_mem: dict[str, NonNegativeFloat]
-    other_mem: NonNegativeFloat
+    nccl_mem: dict[str, NonNegativeInt]
+    other_mem: NonNegativeInt
     nccl_version: str
 
 

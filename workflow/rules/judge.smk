@@ -40,7 +40,9 @@ rule verify_cell:
 rule assess_readiness:
     input:
         plan=f"{ROOT}/{{scope}}plan-{{plan}}/plan.json",
-        evidence=lambda wildcards: CAMPAIGN.of_cells(wildcards.scope, "evidence.json", "merged.json"),
+        evidence=lambda wildcards: CAMPAIGN.of_cells(
+            wildcards.scope, "evidence.json", "merged.json"
+        ),
     output:
         f"{ROOT}/{{scope}}plan-{{plan}}/readiness.json",
     log:

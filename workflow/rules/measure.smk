@@ -12,7 +12,7 @@ rule collect_cell:
         "../envs/engine.yaml"
     threads: CAMPAIGN.campaign.execution.cpus_per_task
     resources:
-        machine=1,
         **CAMPAIGN.engine_resources,
+        machine=1,
     shell:
         "python -m producer.run_cell --cell {input} 2> {log}"

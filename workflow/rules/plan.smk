@@ -15,7 +15,8 @@ rule plan_campaign:
     conda:
         "../envs/judge.yaml"
     shell:
-        "python workflow/scripts/plan_campaign.py --campaign {CAMPAIGN.file} --plan {wildcards.plan}"
+        f"python workflow/scripts/plan_campaign.py --campaign {CAMPAIGN.file}"
+        " --plan {wildcards.plan}"
         " --scope '{wildcards.scope}' 2> {log}"
 
 
@@ -30,5 +31,6 @@ rule freeze_cell:
     conda:
         "../envs/judge.yaml"
     shell:
-        "python workflow/scripts/freeze_cell.py --campaign {CAMPAIGN.file} --cell {wildcards.cell}"
+        f"python workflow/scripts/freeze_cell.py --campaign {CAMPAIGN.file}"
+        " --cell {wildcards.cell}"
         " --scope '{wildcards.scope}' --output {output} 2> {log}"

@@ -13,7 +13,8 @@ rule resolve_request:
     conda:
         "../envs/judge.yaml"
     shell:
-        "python workflow/scripts/resolve_request.py --campaign {CAMPAIGN.file} --output {output} 2> {log}"
+        f"python workflow/scripts/resolve_request.py --campaign {CAMPAIGN.file}"
+        " --output {output} 2> {log}"
 
 
 # No input: the digest in the path covers all that a probe depends on.
@@ -28,7 +29,8 @@ rule probe:
     resources:
         **CAMPAIGN.engine_resources,
     shell:
-        "python -m producer.run_probe --campaign {CAMPAIGN.file} --deployment {wildcards.deployment}"
+        f"python -m producer.run_probe --campaign {CAMPAIGN.file}"
+        " --deployment {wildcards.deployment}"
         " --digest {wildcards.probe} --phase {wildcards.phase} --output {output} 2> {log}"
 
 
@@ -42,7 +44,8 @@ checkpoint import_profile:
     conda:
         "../envs/judge.yaml"
     shell:
-        "python workflow/scripts/import_profile.py --campaign {CAMPAIGN.file} --deployment {wildcards.deployment}"
+        f"python workflow/scripts/import_profile.py --campaign {CAMPAIGN.file}"
+        " --deployment {wildcards.deployment}"
         " --output {output} {input} 2> {log}"
 
 
@@ -57,5 +60,6 @@ rule accept:
     conda:
         "../envs/judge.yaml"
     shell:
-        "python workflow/scripts/accept.py --campaign {CAMPAIGN.file} --deployment {wildcards.deployment}"
+        f"python workflow/scripts/accept.py --campaign {CAMPAIGN.file}"
+        " --deployment {wildcards.deployment}"
         " --profile {input} --output {output} 2>&1 | tee {log} >&2"

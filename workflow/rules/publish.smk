@@ -38,13 +38,16 @@ rule finalize:
     conda:
         "../envs/judge.yaml"
     shell:
-        "python workflow/scripts/finalize.py --campaign {CAMPAIGN.file} --plan {input.plan} --output {output} 2> {log}"
+        f"python workflow/scripts/finalize.py --campaign {CAMPAIGN.file}"
+        " --plan {input.plan} --output {output} 2> {log}"
 
 
 rule report:
     input:
         plan=f"{ROOT}/plan-{{plan}}/plan.json",
-        cells=lambda wildcards: CAMPAIGN.of_cells("", "merged.json", "evidence.json", "receipt.json"),
+        cells=lambda wildcards: CAMPAIGN.of_cells(
+            "", "merged.json", "evidence.json", "receipt.json"
+        ),
         pair=f"{PAIR}/fpm_forward_perf.metadata.json",
     output:
         f"{ROOT}/plan-{{plan}}/report.html",

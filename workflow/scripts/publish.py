@@ -2,7 +2,6 @@
 
 import argparse
 import io
-from importlib import metadata
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -144,9 +143,9 @@ def build(plan_file: Path) -> Publication:
         runtime_run_ids=_distinct(rows, "runtime_run_id"),
         runtime_grid_digests=_distinct(rows, "runtime_grid_digest"),
         model_paths=_distinct(rows, "model_path"),
-        aic_revision=f"passgrid-{metadata.version('passgrid')}",
+        aic_revision=plan.table_revision,
     )
-    return Publication(parquet, sidecar, system_bytes(plan.system), len(rows))
+    return Publication(parquet, sidecar, system_bytes(plan), len(rows))
 
 
 def _distinct(rows: list[dict[str, Any]], column: str) -> tuple[str, ...]:
@@ -160,11 +159,17 @@ def parquet_bytes(rows: list[dict[str, Any]]) -> bytes:
     return buffer.getvalue()
 
 
-def system_bytes(name: str) -> bytes:
-    """The consumers' system file: ours without our own keys."""
-    file = system_file(name)
+def system_bytes(plan: Plan) -> bytes:
+    """The consumers' system file: ours without our own keys.
+
+    Raises:
+        Refusal: the system file is not the one that the plan was made with.
+    """
+    file = system_file(plan.system)
     system = parse(System, read_yaml(file, "system"), file)
-    facts = {"data_dir": f"data/{name}"} | system.model_dump(include={"gpu", "node", "misc"})
+    if digest(system) != plan.system_sha256:
+        raise Refusal("system", plan.system_sha256, digest(system), file)
+    facts = {"data_dir": f"data/{plan.system}"} | system.model_dump(include={"gpu", "node", "misc"})
     facts["misc"]["nccl_mem"] = {int(gpus): size for gpus, size in facts["misc"]["nccl_mem"].items()}
     return yaml.safe_dump(facts, sort_keys=False).encode()
 
