@@ -21,7 +21,8 @@ def chunk_end(rule: AlignRule, start: int, end: int, prompt_end: int, budget: in
     """Where a chunk that wants tokens [start, end) of a prompt of `prompt_end` tokens really ends.
 
     `budget` is the largest chunk of a step, in tokens. A chunk without a shared-prefix junction: the producer
-    seeds whole levels, so attention groups never hold a longer prefix than the recurrent groups.
+    seeds whole levels, so attention groups never hold a longer prefix than the recurrent groups. A chunk that ends
+    where it starts runs nothing in this step.
     """
     block = rule.block_size
     if start >= prompt_end:
@@ -42,7 +43,7 @@ def chunk_end(rule: AlignRule, start: int, end: int, prompt_end: int, budget: in
     stops = [last]
     if start % block:
         stops.append((start // block + 1) * block)
-    return min((stop for stop in stops if start < stop < end), default=end)
+    return max(start, min((stop for stop in stops if start < stop < end), default=end))
 
 
 def runs_in_one_step(rule: AlignRule | None, start: int, prompt_end: int, budget: int) -> bool:

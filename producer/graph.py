@@ -1,5 +1,6 @@
 """What the Snakefile asks at parse time: which files a campaign has, and which of them can be planned yet."""
 
+import json
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 from producer.planning import AcceptedProfile, PlannedCampaign, plan_campaign
 from producer.resolving import probe_digest, read_campaign, resolve
 from schemas.canonical import digest, parse, read_bytes, sha256, short
-from schemas.errors import Refusal
+from schemas.errors import Refusal, refusing
 from schemas.layout import RESULTS, Layout, campaign_file
 from schemas.plan import Scope
 from schemas.profile import Profile
@@ -15,8 +16,6 @@ from schemas.profile import Profile
 
 def read_profile(file: Path) -> AcceptedProfile:
     """A profile with the digest of its file."""
-    import json
-
     data = read_bytes(file, "profile")
     try:
         return AcceptedProfile(parse(Profile, json.loads(data), file), sha256(data))
@@ -120,3 +119,15 @@ class CampaignGraph:
             "gres": execution.gres,
         }
         return {name: value for name, value in named.items() if value is not None}
+
+
+class ParsedCampaign(CampaignGraph):
+    """The graph as the Snakefile holds it: a refusal ends the parse with its one line."""
+
+    def __init__(self, campaign: str) -> None:
+        with refusing():
+            super().__init__(campaign)
+
+    def planned(self, scope: Scope) -> PlannedCampaign:
+        with refusing():
+            return super().planned(scope)

@@ -1,7 +1,8 @@
 """Refusals: one family of errors for bad input, one line each."""
 
+import contextlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 REFUSED = 2
@@ -27,13 +28,21 @@ class Held(Exception):
     """Somebody else measures this cell."""
 
 
-def run(main: Callable[[], None]) -> None:
-    """Run a command's main: a refusal becomes one line on stderr and a non-zero exit, never a traceback."""
+@contextlib.contextmanager
+def refusing() -> Iterator[None]:
+    """A refusal inside ends the process with its one line on stderr and exit code `REFUSED`, never a traceback."""
     try:
-        main()
+        yield
     except Refusal as refusal:
         print(f"refused: {refusal}", file=sys.stderr)
         sys.exit(REFUSED)
+
+
+def run(main: Callable[[], None]) -> None:
+    """Run a command's main: a refusal, or a cell held by somebody else, becomes one line and a non-zero exit."""
+    try:
+        with refusing():
+            main()
     except Held as held:
         print(f"held: {held}", file=sys.stderr)
         sys.exit(HELD)

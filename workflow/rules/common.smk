@@ -1,7 +1,7 @@
 # The campaign, read once, and the one function that waits for its profiles.
-from producer.graph import CampaignGraph
+from producer.graph import ParsedCampaign
 
-CAMPAIGN = CampaignGraph(config["campaign"])
+CAMPAIGN = ParsedCampaign(str(config["campaign"]))
 ROOT = str(CAMPAIGN.layout.root)
 
 

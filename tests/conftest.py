@@ -1,0 +1,106 @@
+"""The real demo campaign, measured once for all tests that look at it, and throw-away copies of the project."""
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PROJECT = ("Snakefile", "workflow", "config", "profiles", "slurm")
+MEASURING = {"probe", "collect_cell"}
+
+
+class Job(NamedTuple):
+    """One job of a dry run."""
+
+    rule: str
+    output: str
+
+
+class Workspace:
+    """A copy of the project in which a test may edit and run whatever it likes."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def snakemake(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            ["snakemake", *arguments], cwd=self.root, capture_output=True, text=True, timeout=600, check=False
+        )
+
+    def dry_run(self, *arguments: str) -> list[Job]:
+        done = self.snakemake("-n", *arguments)
+        assert done.returncode == 0, done.stdout + done.stderr
+        jobs = re.findall(
+            r"^(?:local)?(?:rule|checkpoint) (\w+):\n(?:    input: .*\n)?(?:    output: (.*)\n)?", done.stdout, re.M
+        )
+        jobs = [Job(rule, output) for rule, output in jobs if rule not in ("all", "plan", "smoke")]
+        total = re.search(r"^total +(\d+)$", done.stdout, re.M)
+        targets = len(re.findall(r"^(?:local)?rule (?:all|plan|smoke):$", done.stdout, re.M))
+        assert len(jobs) == (int(total[1]) if total else 0) - targets, "the dry run was not read whole"
+        return jobs
+
+    def measured_by(self, *arguments: str) -> list[str]:
+        """Folder names of the probes and cells that a run would measure."""
+        jobs = self.dry_run(*arguments)
+        return sorted({Path(job.output.split(",")[0]).parent.name for job in jobs if job.rule in MEASURING})
+
+    def edit(self, file: str, old: str, new: str) -> None:
+        path = self.root / file
+        text = path.read_text()
+        assert old in text, f"{old!r} is not in {file}"
+        path.write_text(text.replace(old, new, 1))
+
+    def cell(self, prefix: str, scope: str = "") -> Path:
+        """The one cell folder whose name starts with `prefix`."""
+        (folder,) = (self.root / "results/cpu-demo" / scope / "cells").glob(f"{prefix}-*")
+        return folder
+
+
+def run_demo(*arguments: str) -> None:
+    done = subprocess.run(["snakemake", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.fixture(scope="session")
+def demo() -> Path:
+    """The demo campaign, run to its end by the real engine; a second session finds it done."""
+    run_demo()
+    return ROOT / "results" / "cpu-demo"
+
+
+@pytest.fixture(scope="session")
+def smoke(demo: Path) -> Path:
+    """The demo's smoke cells: the same files as the full ones, with a few points each."""
+    run_demo("smoke")
+    return demo / "smoke"
+
+
+def copy_project(target: Path) -> Workspace:
+    for name in PROJECT:
+        source = ROOT / name
+        (shutil.copytree if source.is_dir() else shutil.copy2)(source, target / name)
+    return Workspace(target)
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Workspace:
+    """The project without results, as a fresh clone has it."""
+    return copy_project(tmp_path)
+
+
+@pytest.fixture
+def finished(demo: Path, tmp_path: Path) -> Workspace:
+    """The project with the finished demo and Snakemake's own records."""
+    workspace = copy_project(tmp_path)
+    shutil.copytree(demo, tmp_path / "results" / "cpu-demo", symlinks=True)
+    shutil.copytree(ROOT / ".snakemake" / "metadata", tmp_path / ".snakemake" / "metadata")
+    return workspace
+
+
+def in_ci() -> bool:
+    return os.environ.get("CI", "").lower() in ("1", "true")

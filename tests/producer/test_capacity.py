@@ -1,0 +1,56 @@
+import pytest
+
+from producer.capacity import blocks_of_request, startup_blocks_of_request
+from schemas.profile import ProfileGroup
+
+
+def group(spec_type: str, block: int, **more) -> ProfileGroup:
+    kind = "state" if spec_type in ("MambaSpec", "CircularBufferSpec") else "attention"
+    fields = {"name": "g", "kind": kind, "spec_type": spec_type, "num_layers": 1, "page_size_bytes": 1}
+    return ProfileGroup(**fields, block_size_tokens=block, **more)
+
+
+FULL = group("FullAttentionSpec", 128)
+WINDOW = group("SlidingWindowSpec", 128, sliding_window=512)
+STATE = group("MambaSpec", 256, blocks_per_request=1)
+GLM = (
+    *(group("MambaSpec", 2176, blocks_per_request=1, prefill_checkpoint_blocks=1) for _ in range(4)),
+    group("MLAAttentionSpec", 2176),
+    group("CircularBufferSpec", 4, blocks_per_request=1),
+)
+
+
+@pytest.mark.parametrize(
+    ("groups", "prefix", "total", "expected"),
+    [
+        ((FULL,), 0, 1, 1),
+        ((FULL,), 0, 128, 1),
+        ((FULL,), 128, 129, 2),
+        # The first new token sees tokens 513..1024: blocks 0 to 3 are behind the window.
+        ((WINDOW,), 1024, 1025, 9 - 4),
+        ((WINDOW,), 0, 1024, 8),
+        ((STATE,), 0, 256, 1),
+        ((STATE,), 256, 300, 2),
+        # batch 32 of 61 blocks, 4 states with their hit and checkpoint, one tail: the largest of the frozen GLM list.
+        (GLM, 131072 - 8192, 131072, 61 + 1 + 4 * 3),
+        (GLM, 2176, 4352, 2 + 1 + 4 * 2),
+        (GLM, 0, 2176, 1 + 1 + 4),
+    ],
+)
+def test_blocks_of_one_request_at_its_peak(groups, prefix, total, expected):
+    assert blocks_of_request(groups, prefix, total) == expected
+
+
+@pytest.mark.parametrize(
+    ("groups", "max_model_len", "max_num_tokens", "expected"),
+    [
+        # Reported concurrency of the CPU engine: 1024/32, 2048/74, 2048/22 blocks.
+        ((FULL,), 4096, 2048, 32),
+        ((WINDOW, WINDOW, FULL), 4096, 2048, 21 + 21 + 32),
+        ((STATE, STATE, STATE, group("FullAttentionSpec", 256)), 4096, 2048, 3 * 2 + 16),
+        # GLM-5.3-Flash, live: 13,697 / 495 = 27.67.
+        (GLM, 1_048_576, 8192, 482 + 4 * 3 + 1),
+    ],
+)
+def test_blocks_reserved_at_start_up(groups, max_model_len, max_num_tokens, expected):
+    assert startup_blocks_of_request(groups, max_model_len, max_num_tokens) == expected

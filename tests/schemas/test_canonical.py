@@ -1,0 +1,69 @@
+import hashlib
+from pathlib import Path
+
+import pytest
+
+from schemas.canonical import Strict, canonical_bytes, digest, parse, read_json, read_yaml, write_atomic
+from schemas.errors import Refusal
+
+
+class Sample(Strict):
+    count: int
+    name: str = "x"
+    note: str | None = None
+
+
+def test_canonical_json_is_sorted_compact_utf8():
+    assert canonical_bytes({"b": [1, 2.5], "a": "ü"}) == '{"a":"ü","b":[1,2.5]}'.encode()
+
+
+def test_digest_is_the_sha256_of_the_canonical_bytes():
+    assert digest({"a": 1}) == hashlib.sha256(b'{"a":1}').hexdigest()
+
+
+def test_an_absent_optional_field_is_left_out():
+    assert canonical_bytes(Sample(count=1)) == b'{"count":1,"name":"x"}'
+
+
+def test_nan_is_no_json():
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        canonical_bytes({"a": float("nan")})
+
+
+@pytest.mark.parametrize(
+    ("data", "line"),
+    [
+        ({"count": True}, "count: expected a valid integer, found True: f.yaml"),
+        ({"count": "0"}, "count: expected a valid integer, found '0': f.yaml"),
+        ({"count": 1.0}, "count: expected a valid integer, found 1.0: f.yaml"),
+        ({"count": 1, "cuont": 2}, "cuont: expected no such key, found 2: f.yaml"),
+        ({}, "count: expected a value, found nothing: f.yaml"),
+    ],
+)
+def test_a_violation_is_one_line_with_field_expectation_value_and_file(data, line):
+    with pytest.raises(Refusal) as refusal:
+        parse(Sample, data, "f.yaml")
+    assert str(refusal.value) == line
+
+
+def test_a_key_that_stands_twice_is_refused(tmp_path: Path):
+    file = tmp_path / "c.yaml"
+    file.write_text("a: 1\nb: 2\na: 3\n")
+    with pytest.raises(Refusal, match="line 3, key 'a' stands twice"):
+        read_yaml(file, "campaign")
+
+
+def test_nan_in_a_json_file_is_refused(tmp_path: Path):
+    file = tmp_path / "c.json"
+    file.write_text('{"a": NaN}')
+    with pytest.raises(Refusal, match="NaN is no JSON number"):
+        read_json(file, "artifact")
+
+
+def test_a_failed_write_leaves_the_old_file_and_no_temporary_one(tmp_path: Path):
+    file = tmp_path / "artifact.json"
+    write_atomic(file, b"old")
+    with pytest.raises(TypeError):
+        write_atomic(file, "no bytes")  # type: ignore[arg-type]
+    assert file.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [file]
