@@ -27,7 +27,9 @@ rule all:
     input:
         CAMPAIGN.request_file,
         CAMPAIGN.profile_files,
-        after_import("formal", "final/finalization.json", "report.html"),
+        after_import(
+            "formal", "final/finalization.json", "report.html", of_cells=CELL_FILES
+        ),
 
 
 # Only the plan: which cells there are.
@@ -43,7 +45,7 @@ rule smoke:
     input:
         CAMPAIGN.request_file,
         CAMPAIGN.profile_files,
-        after_import("smoke", "readiness.json"),
+        after_import("smoke", "readiness.json", of_cells=CELL_FILES),
 
 
 onsuccess:

@@ -89,9 +89,16 @@ class CampaignGraph:
     def plan_folder(self, scope: Scope) -> Path:
         return self.layout.plan(scope, self.planned(scope).digest)
 
-    def targets(self, scope: Scope, *names: str) -> list[str]:
-        """Files below the plan's folder; before acceptance, the markers that say what a person has to accept."""
-        return self.unaccepted or [str(self.plan_folder(scope) / name) for name in names]
+    def targets(self, scope: Scope, names: tuple[str, ...], of_cells: tuple[str, ...]) -> list[str]:
+        """Files below the plan's folder and of its cells; before acceptance, what a person has to accept.
+
+        The cells' files are targets too: Snakemake does not miss a lost intermediate file while what was made of it
+        is there.
+        """
+        if unaccepted := self.unaccepted:
+            return unaccepted
+        prefix = "smoke/" if scope == "smoke" else ""
+        return [str(self.plan_folder(scope) / name) for name in names] + self.of_cells(prefix, *of_cells)
 
     def point_lists(self, prefix: str) -> list[str]:
         return [f"{prefix}/points/{name}.json" for name in self.deployments]

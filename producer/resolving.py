@@ -68,6 +68,8 @@ def _resolve_deployment(name: str, deployment: Deployment, system: System, file:
         )
         found = f"tp {topology.tp}, dp {topology.dp}, moe_tp {topology.moe_tp}, moe_ep {topology.moe_ep}"
         raise Refusal(f"{field}.topology", wanted, found, file)
+    if topology.dp > 1:
+        raise Refusal(f"{field}.topology.dp", "1: data-parallel ranks are not measured yet", topology.dp, file)
     if topology.gpus > system.node.num_gpus_per_node:
         raise Refusal(
             f"{field}.topology",

@@ -111,8 +111,9 @@ def parse(model: type[Model], data: Any, file: Path | str) -> Model:
     try:
         return model.model_validate_json(text)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        field = ".".join(str(part) for part in first["loc"]) or model.__name__
+        # Of a union's branches the deepest came closest; the branches' own names say nothing to a person.
+        first = max(error.errors(include_url=False), key=lambda found: len(found["loc"]))
+        field = ".".join(str(part) for part in first["loc"] if "[" not in str(part)) or model.__name__
         found = "nothing" if first["type"] == "missing" else repr(first["input"])
         if isinstance(first["input"], dict | list) and first["type"] != "missing":
             found = f"a {type(first['input']).__name__}"

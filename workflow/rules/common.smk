@@ -3,6 +3,7 @@ from producer.graph import ParsedCampaign
 
 CAMPAIGN = ParsedCampaign(str(config["campaign"]))
 ROOT = str(CAMPAIGN.layout.root)
+CELL_FILES = ("benchmark.json", "receipt.json", "merged.json", "evidence.json")
 
 
 resource_scopes:
@@ -17,12 +18,12 @@ wildcard_constraints:
     phase="prefill|decode",
 
 
-def after_import(scope, *names):
-    """Input function: the plan's files, as soon as every profile is there (a first run waits at the checkpoint)."""
+def after_import(scope, *names, of_cells=()):
+    """Input function: files of the plan and its cells, as soon as every profile is there (a first run waits)."""
 
     def files(wildcards):
         for missing in CAMPAIGN.missing_profiles:
             checkpoints.import_profile.get(**missing)
-        return CAMPAIGN.targets(scope, *names)
+        return CAMPAIGN.targets(scope, names, of_cells)
 
     return files

@@ -1,0 +1,79 @@
+"""The journal: torn, edited and foreign lines."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from producer.journal import JournalWriter, parse_journal, read_journal
+from schemas.errors import Refusal
+from schemas.journal import PointLine, SessionLine, encode_line
+from schemas.native import CudagraphObservation, Prompts
+
+SESSION = SessionLine("c" * 64, 1, "r", 0, 1, "2026-01-01T00:00:00Z", 1.0, {}, {}, {}, {}, {})
+
+
+def point(benchmark_id: int, forward: int) -> PointLine:
+    from schemas.journal import Repetition
+    from schemas.native import ScheduledRequests
+
+    counts = ScheduledRequests(1, 8, 0.0, 0, 0, 0, 0.0)
+    repetition = Repetition(
+        5, forward, "schedule_to_output", 0.0, 1.0, counts, CudagraphObservation("unavailable"), "0"
+    )
+    prompts = Prompts("recorded", [], "0")
+    return PointLine(benchmark_id, 1, "not_applicable", [], [], [], [repetition], [], prompts, {}, "now")
+
+
+def journal_with(tmp_path: Path, *lines) -> Path:
+    file = tmp_path / "repetitions.jsonl"
+    writer = JournalWriter(file)
+    for line in lines:
+        writer.append(line)
+    writer.close()
+    return file
+
+
+def test_what_was_appended_is_read_back(tmp_path: Path):
+    file = journal_with(tmp_path, SESSION, point(2, 7), point(1, 9))
+    journal = read_journal(file, "c" * 64)
+    assert journal.finished == {1, 2}
+    assert journal.next_forward_index == 10
+
+
+def test_a_torn_last_line_is_dropped_and_cut_off_before_the_next(tmp_path: Path):
+    file = journal_with(tmp_path, SESSION, point(1, 7))
+    with file.open("ab") as tail:
+        tail.write(encode_line(point(2, 9))[:40])
+    assert read_journal(file, "c" * 64).finished == {1}
+    writer = JournalWriter(file)
+    writer.append(point(3, 11))
+    writer.close()
+    assert read_journal(file, "c" * 64).finished == {1, 3}
+
+
+def test_a_line_edited_in_the_middle_is_refused_with_its_number(tmp_path: Path):
+    file = journal_with(tmp_path, SESSION, point(1, 7), point(2, 9))
+    lines = file.read_bytes().split(b"\n")
+    lines[1] = lines[1].replace(b'"forward_index":7', b'"forward_index":"7"')
+    with pytest.raises(Refusal, match="journal line 2"):
+        parse_journal(b"\n".join(lines), "c" * 64, file)
+
+
+def test_a_journal_of_another_cell_is_refused(tmp_path: Path):
+    file = journal_with(tmp_path, SESSION)
+    with pytest.raises(Refusal, match=r"journal line 1 cell_digest: expected d+, found c+"):
+        read_journal(file, "d" * 64)
+
+
+def test_a_point_that_stands_twice_is_refused(tmp_path: Path):
+    file = journal_with(tmp_path, SESSION, point(1, 7), point(1, 9))
+    with pytest.raises(Refusal, match="each point once, found 1"):
+        read_journal(file, "c" * 64)
+
+
+def test_an_unknown_key_is_refused(tmp_path: Path):
+    file = journal_with(tmp_path, SESSION)
+    data = msgspec.json.decode(file.read_bytes()) | {"averaged": True}
+    with pytest.raises(Refusal, match="averaged"):
+        parse_journal(msgspec.json.encode(data) + b"\n", "c" * 64, file)

@@ -1,0 +1,131 @@
+"""Import of the CPU engine's real records; each expectation was worked out by hand from the model's config."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from producer.resolving import probe_digest, read_campaign, resolve
+from schemas.canonical import parse
+from schemas.observation import ProbeRecord
+
+from import_profile import build_profile, diagnose
+
+ROOT = Path(__file__).parents[2]
+CAMPAIGN = Path("config/campaigns/cpu-demo.yaml")
+MIB = 1 << 20
+
+
+@pytest.fixture
+def request_(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    return resolve(read_campaign(CAMPAIGN), CAMPAIGN)
+
+
+def record(name: str) -> dict:
+    return json.loads((ROOT / "tests" / "fixtures" / "probes" / f"{name}.json").read_text())
+
+
+def imported(request_, name: str, change=lambda data: None):
+    """Diagnostics, and the profile when there are none, of a prefill and a decode record."""
+    deployment = request_.deployments[name]
+    prefill, decode = record(name), record(name) | {"phase": "decode"}
+    change(prefill)
+    records = [parse(ProbeRecord, data, name) for data in (prefill, decode)]
+    found = diagnose(request_, deployment, records)
+    return found, None if found else build_profile(request_, deployment, records, {})
+
+
+@pytest.mark.parametrize(
+    ("name", "page", "blocks", "block", "kinds"),
+    [
+        # K and V of 2 heads x 64 x 2 bytes x 128 tokens = 64 KiB a layer; 4 layers share a block of 256 KiB.
+        ("dense", 4 * 64 * 1024, 1024, 128, [("FullAttentionSpec", None)]),
+        # 6 layers in 3 groups of 2: a block is 2 layers' pages.
+        ("sliding", 2 * 64 * 1024, 2048, 128, [("SlidingWindowSpec", 512)] * 2 + [("FullAttentionSpec", None)]),
+        # One attention layer, block 256: 128 KiB; the three states are padded to it.
+        ("hybrid", 128 * 1024, 2048, 256, [("MambaSpec", None)] * 3 + [("FullAttentionSpec", None)]),
+    ],
+)
+def test_real_records_import_complete(request_, name, page, blocks, block, kinds):
+    diagnostics, profile = imported(request_, name)
+    assert diagnostics == []
+    assert profile.page_size_bytes == page
+    assert page * blocks == 256 * MIB
+    assert profile.free_blocks == blocks - 1
+    assert profile.block_size == profile.hash_block_size == block
+    assert [(group.spec_type, group.sliding_window) for group in profile.groups] == kinds
+
+
+def test_the_weights_are_counted_before_repacking(request_):
+    _, profile = imported(request_, "dense")
+    hidden, inner, head, vocabulary = 256, 768, 64, 8192
+    attention = hidden * (4 + 2 + 2) * head + 4 * head * hidden + 2 * head
+    layer = attention + 3 * hidden * inner + 2 * hidden
+    assert profile.weights_bytes == 2 * (4 * layer + hidden + vocabulary * hidden)
+
+
+def set_worker(field, value):
+    return lambda data: data["workers"][0].update({field: value})
+
+
+def set_scheduler(field, value):
+    return lambda data: data["schedulers"][0].update({field: value})
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        (lambda d: d.update(probe_digest="0" * 64), "prefill: probe_digest: expected"),
+        (lambda d: d["launch"].update(system="other"), "prefill: launch: expected"),
+        (lambda d: d.update(workers=[]), "worker ranks (dp, tp, pp): expected [(0, 0, 0)], found []"),
+        (lambda d: d.update(unresolved_fields=["x"]), "unresolved_fields: expected (), found ('x',)"),
+        (set_worker("runtime_version", "0.32.1"), "runtime_version: expected 0.32.0, found 0.32.1"),
+        (set_worker("dtype", "float32"), "dtype: expected bfloat16, found float32"),
+        (set_worker("cache_dtype", "fp8"), "cache_dtype: expected one of ('auto', 'bfloat16'), found 'fp8'"),
+        (set_worker("async_scheduling", True), "async_scheduling: expected False, found True"),
+        (set_worker("enable_prefix_caching", False), "enable_prefix_caching: expected True, found False"),
+        (set_worker("weights_bytes", 0), "weights_bytes: expected a positive count, found 0"),
+        (set_worker("num_blocks", 1000), "storages: expected bytes divisible by 1000 blocks"),
+        (set_worker("layer_tensors", {}), "expected a bound tensor of model.layers.0.self_attn.attn, found none"),
+        (lambda d: d["workers"][0]["tensor_allocations"][0].update(size=1), "last page: expected below 1"),
+        (lambda d: d["workers"][0]["storages"][0].update(size_bytes=1024), "expected a view inside 1024 bytes"),
+        (set_scheduler("initial_free_blocks", 1000), "reserved blocks: expected 1, found 24"),
+        (set_scheduler("mamba_cache_mode", "all"), "mamba_cache_mode: expected none, found all"),
+        (set_scheduler("max_concurrency", 64.0), "1024 blocks / 32 of a request = 32.00, found 64.00"),
+        (set_scheduler("watermark_blocks", 3), "watermark_blocks: expected 0, found 3"),
+        (
+            lambda d: d["schedulers"][0]["groups"][0].update(kind="unsupported", spec_type="RSWASpec"),
+            "unsupported runtime cache spec RSWASpec",
+        ),
+    ],
+)
+def test_each_doubt_is_a_diagnostic_and_no_profile(request_, change, line):
+    diagnostics, profile = imported(request_, "dense", change)
+    assert profile is None
+    assert any(line in diagnostic for diagnostic in diagnostics), diagnostics
+
+
+def test_capacity_is_the_smallest_and_the_count_is_no_geometry(request_):
+    deployment = request_.deployments["dense"]
+    prefill, decode = record("dense"), record("dense") | {"phase": "decode"}
+    scheduler = decode["schedulers"][0]
+    scheduler.update(num_blocks=512, initial_free_blocks=511, max_concurrency=16.0)
+    worker = decode["workers"][0]
+    worker.update(num_blocks=512)
+    records = [parse(ProbeRecord, data, "dense") for data in (prefill, decode)]
+    assert diagnose(request_, deployment, records) == []
+    assert build_profile(request_, deployment, records, {}).free_blocks == 511
+
+
+def test_a_missing_phase_is_a_diagnostic(request_):
+    deployment = request_.deployments["dense"]
+    found = diagnose(request_, deployment, [parse(ProbeRecord, record("dense"), "dense")])
+    assert "phases: expected ['decode', 'prefill'], found ['prefill']" in found
+
+
+def test_the_fixtures_are_of_the_campaign_as_it_stands(request_):
+    for name, deployment in request_.deployments.items():
+        assert record(name)["probe_digest"] == probe_digest(request_, deployment), (
+            f"cp results/cpu-demo/probe/{name}-*/prefill.json tests/fixtures/probes/{name}.json"
+        )

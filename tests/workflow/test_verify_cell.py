@@ -1,0 +1,256 @@
+"""Judges on cells that the real engine measured: whole they pass, and each way of tampering is found."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from schemas.canonical import read_model, sha256
+from schemas.errors import Refusal
+from schemas.plan import FrozenCell, Plan
+
+from assess_readiness import assess
+from merge_ranks import merge_files
+from verify_cell import read_cell, verify
+
+pytestmark = pytest.mark.demo
+
+
+@pytest.fixture
+def cells(smoke: Path, tmp_path: Path) -> Path:
+    shutil.copytree(smoke, tmp_path / "smoke")
+    return tmp_path / "smoke" / "cells"
+
+
+@pytest.fixture
+def prefill(cells: Path) -> Path:
+    (folder,) = cells.glob("prefill-hybrid-*")
+    return folder
+
+
+@pytest.fixture
+def decode(cells: Path) -> Path:
+    (folder,) = cells.glob("decode-hybrid-*")
+    return folder
+
+
+def rewrite(file: Path, change, whole: bool = False) -> None:
+    """Change a JSON file in place; `whole` also renews its digest in the receipt, as a forger would."""
+    data = json.loads(file.read_text())
+    change(data)
+    file.write_text(json.dumps(data, indent=2))
+    if whole:
+        renew(file)
+
+
+def renew(file: Path) -> None:
+    receipt = file.parent / "receipt.json"
+    data = json.loads(receipt.read_text())
+    data["files"][file.name] = sha256(file.read_bytes())
+    receipt.write_text(json.dumps(data))
+
+
+def rewrite_line(folder: Path, number: int, change) -> None:
+    """Change one line of the journal and renew its digest."""
+    journal = folder / "repetitions.jsonl"
+    lines = journal.read_text().splitlines()
+    data = json.loads(lines[number])
+    change(data)
+    lines[number] = json.dumps(data, separators=(",", ":"))
+    journal.write_text("\n".join(lines) + "\n")
+    renew(journal)
+
+
+def failures(folder: Path) -> str:
+    evidence = verify(read_cell(folder))
+    assert evidence.state == "failed"
+    return "\n".join(evidence.failures)
+
+
+@pytest.mark.parametrize("phase", ["prefill", "decode"])
+@pytest.mark.parametrize("deployment", ["dense", "sliding", "hybrid"])
+def test_what_the_engine_measured_is_recorded(cells: Path, phase: str, deployment: str):
+    (folder,) = cells.glob(f"{phase}-{deployment}-*")
+    evidence = verify(read_cell(folder))
+    assert (evidence.state, evidence.failures, evidence.gaps) == ("recorded", (), ())
+    expected = {"n/a": evidence.points} if phase == "prefill" else {"real_kv": evidence.points}
+    assert evidence.formal_regime_counts == expected
+
+
+def test_a_file_changed_after_its_receipt_is_found(prefill: Path):
+    rewrite(prefill / "benchmark.json", lambda data: data.update(run_id="0" * 32))
+    found = failures(prefill)
+    assert "sha256 of benchmark.json: expected" in found
+    assert "benchmark.json run_id: expected what repetitions.jsonl holds" in found
+
+
+def test_a_faster_time_is_found_even_with_a_forged_receipt(prefill: Path):
+    def faster(data):
+        for group in data["iteration_groups"]:
+            group["wall_time"] /= 2
+        data["timing"]["measured_iteration_seconds"] /= 2
+
+    rewrite(prefill / "benchmark.json", faster, whole=True)
+    assert "benchmark.json iteration_groups: expected what repetitions.jsonl holds" in failures(prefill)
+
+
+def test_a_line_of_the_journal_that_moved_with_its_receipt_is_found(prefill: Path):
+    rewrite_line(prefill, 1, lambda line: line["repetitions"][3].update(end_monotonic=0.5))
+    assert "benchmark.json results: expected what repetitions.jsonl holds" in failures(prefill)
+
+
+def test_prompts_that_the_specification_does_not_give_are_found(decode: Path):
+    rewrite_line(decode, 1, lambda line: line["repetitions"][0].update(prompts_sha256="0" * 64))
+    assert "repetition 5: prompts are not those of the specification" in failures(decode)
+
+
+def test_a_missing_warm_up_is_found(decode: Path):
+    rewrite_line(decode, 1, lambda line: line["warmup_ordinals"].pop())
+    found = failures(decode)
+    assert "warm-ups: expected 5, found 4" in found
+    assert "ordinals: expected each of 0..13 once" in found
+
+
+def test_a_point_without_a_line_is_found(decode: Path):
+    journal = decode / "repetitions.jsonl"
+    journal.write_text("\n".join(journal.read_text().splitlines()[:-1]) + "\n")
+    renew(journal)
+    assert "are not measured" in failures(decode)
+
+
+def test_another_producer_is_found(decode: Path):
+    def other(data):
+        data["measurement_protocol"]["producer"]["vllm_package_version"] = "0.32.1"
+
+    rewrite(decode / "benchmark.json", other, whole=True)
+    assert "producer.vllm_package_version: expected 0.32.0, found 0.32.1" in failures(decode)
+
+
+def test_a_stamp_that_contradicts_its_regime_is_found(decode: Path):
+    def fake(data):
+        data["results"][0]["point"]["sample_reasons"] = ["explicit", "kvwarm_fake_fallback"]
+
+    rewrite(decode / "merged.json", fake)
+    found = failures(decode)
+    assert "expected stamps ['kvwarm_real_kv'], found ['kvwarm_fake_fallback']" in found
+
+
+def merged(folder: Path):
+    cell = read_model(FrozenCell, folder / "cell.json", "frozen cell")
+    return merge_files(cell, folder / "receipt.json", [folder / "benchmark.json"])
+
+
+def test_a_merged_group_takes_the_retained_wall_time(prefill: Path):
+    artifact = json.loads((prefill / "benchmark.json").read_text())
+    walls = {}
+    for row in artifact["results"]:
+        raw = [fpm["wall_time"] for fpm in row["fpms"][0]["benchmark_measurement"]["raw_fpms"]]
+        walls[row["point"]["benchmark_id"]] = sorted(raw[1:])[4]
+    assert {group.benchmark_id: group.wall_time for group in merged(prefill).iteration_groups} == walls
+
+
+def first_fpms(data):
+    return [data["results"][0]["fpms"][0], data["iteration_groups"][0]["rank_results"][0]["fpms"][0]]
+
+
+def in_both(path, value):
+    def change(data):
+        for fpm in first_fpms(data):
+            *parents, last = path
+            for key in parents:
+                fpm = fpm[key]
+            fpm[last] = value
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        (lambda d: d.update(status="partial"), "status: expected complete, found partial"),
+        (lambda d: d.update(valid=False), "valid: expected True, found False"),
+        (lambda d: d.update(valid=1), "Expected `bool`, got `int`"),
+        (lambda d: d.update(skipped_points=[1]), "skipped_points: expected [], found [1]"),
+        (lambda d: d["coverage"].update(completed_points=1), "coverage.completed_points: expected"),
+        (lambda d: d["coverage"].update(expected_points=True), "Expected `int`, got `bool`"),
+        (lambda d: d["dp"].update(rank=1), "dp ranks: expected [0], found [1]"),
+        (lambda d: d["timing"].update(measured_iteration_seconds=1e-9), "measured_iteration_seconds: expected"),
+        (lambda d: d["timing"].update(benchmark_elapsed_seconds=1e-9), "benchmark_elapsed_seconds: expected at least"),
+        (lambda d: d.update(surprise=1), "unknown field `surprise`"),
+        (lambda d: d["results"].pop(), "number of results: expected"),
+        (lambda d: d["results"][0]["point"].update(batch_size=7), "local result differs from synchronized group"),
+        (lambda d: d["iteration_groups"][0].update(benchmark_id=9), "benchmark_id: expected 1.."),
+        (lambda d: d["iteration_groups"][0].update(complete=False), "iteration group is incomplete"),
+        (in_both(["wall_time"], 1e-9), "retained wall time: expected"),
+        (in_both(["wall_time"], -1.0), "wall_time rank=0 benchmark_id=1: expected a positive number"),
+        (in_both(["counter_id"], 7), "measurement identity mismatch"),
+        (in_both(["scheduled_requests", "sum_prefill_tokens"], 1), "scheduled_requests rank=0"),
+        (in_both(["benchmark_measurement", "estimate", "method"], "last_step"), "reduction: expected"),
+        (in_both(["benchmark_measurement", "estimate", "raw_sample_indices"], [0, 1]), "reduction: expected"),
+        (in_both(["benchmark_measurement", "expected_internal_samples"], 9), "raw samples: expected 1..9, found 10"),
+        (
+            in_both(["benchmark_measurement", "raw_fpms", 2, "benchmark_sample", "sample_index"], 5),
+            "sample_index: expected 2, found 5",
+        ),
+        (
+            in_both(["benchmark_measurement", "raw_fpms", 2, "benchmark_sample", "forward_index"], 0),
+            "forward_index: expected more than",
+        ),
+        (in_both(["benchmark_measurement", "raw_fpms", 2, "wall_time"], 9.0), "raw sample 2 timing interval"),
+    ],
+)
+def test_a_rank_artifact_that_contradicts_itself_is_not_merged(prefill: Path, change, line):
+    rewrite(prefill / "benchmark.json", change, whole=True)
+    with pytest.raises(Refusal) as refusal:
+        merged(prefill)
+    assert line in str(refusal.value)
+    assert str(refusal.value).count("\n") == 0
+
+
+def test_nan_is_refused(prefill: Path):
+    file = prefill / "benchmark.json"
+    text = re.sub(r'("measured_iteration_seconds": )[^,\n]+', r"\1NaN", file.read_text(), count=1)
+    assert "NaN" in text
+    file.write_text(text)
+    renew(file)
+    with pytest.raises(Refusal, match="rank artifact: expected a RankArtifact"):
+        merged(prefill)
+
+
+def plan_of(cells: Path) -> Path:
+    (file,) = cells.parent.glob("plan-*/plan.json")
+    return file
+
+
+def test_readiness_of_the_whole(cells: Path):
+    readiness = assess(plan_of(cells))
+    assert (readiness.status, readiness.blockers, readiness.scope) == ("ready", (), "smoke")
+    assert len(readiness.cells) == 6
+
+
+def test_a_missing_cell_is_incomplete(cells: Path, decode: Path):
+    (decode / "evidence.json").unlink()
+    readiness = assess(plan_of(cells))
+    assert readiness.status == "incomplete"
+    assert readiness.blockers == (f"{decode.name}: evidence.json missing",)
+
+
+def test_failed_evidence_blocks_with_its_words(cells: Path, decode: Path):
+    rewrite(decode / "evidence.json", lambda data: data.update(state="failed", failures=["too good"]))
+    assert assess(plan_of(cells)).blockers == (f"{decode.name}: too good",)
+
+
+def test_evidence_of_another_merged_file_blocks(cells: Path, decode: Path):
+    rewrite(decode / "merged.json", lambda data: data.update(run_id="0" * 32))
+    readiness = assess(plan_of(cells))
+    assert readiness.status == "blocked"
+    assert "merged_sha256: expected" in readiness.blockers[0]
+
+
+def test_evidence_of_another_cell_blocks(cells: Path, decode: Path):
+    rewrite(decode / "evidence.json", lambda data: data.update(cell_digest="0" * 64))
+    plan = read_model(Plan, plan_of(cells), "plan")
+    expected = next(cell.digest for cell in plan.cells if cell.name == decode.name)
+    assert f"{decode.name} cell_digest: expected {expected}" in assess(plan_of(cells)).blockers[0]
