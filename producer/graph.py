@@ -1,6 +1,7 @@
 """What the Snakefile asks at parse time: which files a campaign has, and which of them can be planned yet."""
 
 import json
+from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,9 @@ from producer.resolving import probe_digest, read_campaign, resolve
 from schemas.canonical import digest, parse, read_bytes, sha256, short
 from schemas.errors import Refusal, refusing
 from schemas.layout import RESULTS, Layout, campaign_file
-from schemas.plan import Scope
+from schemas.plan import Scope, deployment_of
 from schemas.profile import Profile
+from schemas.request import Execution
 
 
 def read_profile(file: Path) -> AcceptedProfile:
@@ -110,22 +112,21 @@ class CampaignGraph:
         return [str(self.layout.cell(which, cell.name) / name) for cell in cells for name in names]
 
     def profile_of_cell(self, cell: str) -> str:
-        """The profile that a cell (by name, `<phase>-<deployment>-<digest>`) was planned with."""
-        deployment = cell.split("-", 1)[1].rsplit("-", 1)[0]
-        return str(self.profile_file(deployment))
+        """The profile that a cell was planned with."""
+        return str(self.profile_file(deployment_of(cell)))
 
-    @property
-    def engine_resources(self) -> dict[str, Any]:
-        """Resources of a rule that starts an engine, in the cluster plugins' names; absent ones are left out."""
-        execution = self.campaign.execution
-        named = {
-            "mem_mb": execution.mem_mb,
-            "runtime": execution.runtime_minutes,
-            "slurm_partition": execution.partition,
-            "slurm_account": execution.account,
-            "gres": execution.gres,
-        }
-        return {name: value for name, value in named.items() if value is not None}
+    def execution(self, deployment: str) -> Execution:
+        """Where the engines of a deployment run: its own block, or the campaign's."""
+        return self.campaign.deployments[deployment].execution or self.campaign.execution
+
+    def resource(self, field: str) -> Callable[[Any], Any]:
+        """Function of a job's wildcards: a field of its deployment's execution block (None: not asked for)."""
+
+        def value(wildcards: Any) -> Any:
+            deployment = getattr(wildcards, "deployment", None) or deployment_of(wildcards.cell)
+            return getattr(self.execution(deployment), field)
+
+        return value
 
 
 class ParsedCampaign(CampaignGraph):

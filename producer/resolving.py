@@ -39,6 +39,8 @@ def resolve(campaign: Campaign, file: Path) -> Request:
     if isinstance(campaign.acceptance, dict):
         for name in sorted(campaign.acceptance.keys() - campaign.deployments.keys()):
             raise Refusal(f"acceptance.{name}", f"one of {', '.join(campaign.deployments)}", repr(name), file)
+    for name, deployment in campaign.deployments.items():
+        _check_gres(name, deployment, campaign, file)
     return Request(
         campaign=campaign.campaign,
         system=system,
@@ -46,12 +48,20 @@ def resolve(campaign: Campaign, file: Path) -> Request:
         backend_version=campaign.backend_version,
         runtime_backend_version=runtime,
         environment=campaign.environment,
-        execution=campaign.execution,
         deployments={
             name: _resolve_deployment(name, deployment, system, file)
             for name, deployment in sorted(campaign.deployments.items())
         },
     )
+
+
+def _check_gres(name: str, deployment: Deployment, campaign: Campaign, file: Path) -> None:
+    """A job that gets another number of GPUs than its engine takes wastes them or dies late."""
+    gres = (deployment.execution or campaign.execution).gres
+    gpus = deployment.topology.gpus
+    if gres is not None and int(gres.rsplit(":", 1)[1]) != gpus:
+        expected = f"{gres.rsplit(':', 1)[0]}:{gpus}, the GPUs of deployment {name}"
+        raise Refusal(f"deployments.{name}.execution.gres", expected, gres, file)
 
 
 def _resolve_deployment(name: str, deployment: Deployment, system: System, file: Path) -> ResolvedDeployment:

@@ -117,3 +117,8 @@ class Plan(Strict):
 
 def cell_name(phase: Phase, deployment: str, cell_digest: str) -> str:
     return f"{phase}-{deployment}-{short(cell_digest)}"
+
+
+def deployment_of(name: str) -> str:
+    """The deployment in a cell's name `<phase>-<deployment>-<digest>`."""
+    return name.split("-", 1)[1].rsplit("-", 1)[0]

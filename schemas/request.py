@@ -132,6 +132,20 @@ class EngineSettings(Strict):
         return self
 
 
+class Execution(Strict):
+    """Where GPU rules run. Determines no number, so no digest of a measurement covers it.
+
+    `gres` is `gpu:<n>` or `gpu:<type>:<n>`, with n the GPUs of the deployment (tp x dp).
+    """
+
+    partition: str | None = None
+    account: str | None = None
+    gres: Annotated[str, StringConstraints(pattern=r"^gpu:([A-Za-z0-9_]+:)?[1-9][0-9]*$")] | None = None
+    cpus_per_task: Positive = 1
+    mem_mb: Positive = 8000
+    runtime_minutes: Positive = 240
+
+
 class Deployment(Strict):
     """One deployment of a campaign file."""
 
@@ -143,6 +157,7 @@ class Deployment(Strict):
     limits: Limits
     engine: EngineSettings
     grid: Grid = Grid()
+    execution: Execution | None = None
 
     @model_validator(mode="after")
     def _revision(self) -> Self:
@@ -151,17 +166,6 @@ class Deployment(Strict):
         if self.model_revision is not None and self.model_revision.lower() in MUTABLE_REVISIONS:
             raise ValueError(f"an immutable model_revision, not {self.model_revision!r}")
         return self
-
-
-class Execution(Strict):
-    """Where GPU rules run. Determines no number, so no digest of a measurement covers it."""
-
-    partition: str | None = None
-    account: str | None = None
-    gres: Annotated[str, StringConstraints(pattern=r"^gpu:([A-Za-z0-9_]+:)?[1-9][0-9]*$")] | None = None
-    cpus_per_task: Positive = 1
-    mem_mb: Positive = 8000
-    runtime_minutes: Positive = 240
 
 
 class Campaign(Strict):
@@ -208,5 +212,4 @@ class Request(Strict):
     backend_version: Label
     runtime_backend_version: str
     environment: dict[str, str]
-    execution: Execution
     deployments: dict[Name, ResolvedDeployment]

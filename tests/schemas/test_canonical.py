@@ -53,6 +53,12 @@ def test_a_key_that_stands_twice_is_refused(tmp_path: Path):
         read_yaml(file, "campaign")
 
 
+def test_a_merged_mapping_may_be_overridden(tmp_path: Path):
+    file = tmp_path / "c.yaml"
+    file.write_text("base: &base {a: 1, b: 2}\nother: {<<: *base, b: 3}\n")
+    assert read_yaml(file, "campaign")["other"] == {"a": 1, "b": 3}
+
+
 def test_nan_in_a_json_file_is_refused(tmp_path: Path):
     file = tmp_path / "c.json"
     file.write_text('{"a": NaN}')

@@ -68,3 +68,9 @@ def test_gres_in_its_one_form(gres):
 def test_gres_in_another_form_is_refused(gres):
     with pytest.raises(Refusal, match=r"execution.gres"):
         campaign(execution={"gres": gres})
+
+
+def test_the_editors_schema_is_that_of_the_model():
+    from write_schema import FILE, schema_text
+
+    assert FILE.read_text() == schema_text(), "python workflow/scripts/write_schema.py"

@@ -90,6 +90,11 @@ def refused(workspace: Workspace, *arguments: str) -> str:
             "campaign: other",
             f"campaign: expected the file's name 'cpu-demo', found 'other': {CAMPAIGN}",
         ),
+        (
+            "deployments:",
+            "execution: {gres: 'gpu:4'}\ndeployments:",
+            f"deployments.dense.execution.gres: expected gpu:1, the GPUs of deployment dense, found gpu:4: {CAMPAIGN}",
+        ),
         ("system: cpu-2core", "system: b300", "system: expected a readable file, found No such file or directory"),
     ],
     ids=lambda value: value.split(":")[0] if isinstance(value, str) else None,

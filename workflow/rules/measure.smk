@@ -10,9 +10,13 @@ rule collect_cell:
         f"{ROOT}/logs/{{scope}}collect-{{cell}}.log",
     conda:
         "../envs/engine.yaml"
-    threads: CAMPAIGN.campaign.execution.cpus_per_task
+    threads: CAMPAIGN.resource("cpus_per_task")
     resources:
-        **CAMPAIGN.engine_resources,
         machine=1,
+        mem_mb=CAMPAIGN.resource("mem_mb"),
+        runtime=CAMPAIGN.resource("runtime_minutes"),
+        slurm_partition=CAMPAIGN.resource("partition"),
+        slurm_account=CAMPAIGN.resource("account"),
+        gres=CAMPAIGN.resource("gres"),
     shell:
         "python -m producer.run_cell --cell {input} 2> {log}"

@@ -25,9 +25,13 @@ rule probe:
         f"{ROOT}/logs/probe-{{deployment}}-{{probe}}-{{phase}}.log",
     conda:
         "../envs/engine.yaml"
-    threads: CAMPAIGN.campaign.execution.cpus_per_task
+    threads: CAMPAIGN.resource("cpus_per_task")
     resources:
-        **CAMPAIGN.engine_resources,
+        mem_mb=CAMPAIGN.resource("mem_mb"),
+        runtime=CAMPAIGN.resource("runtime_minutes"),
+        slurm_partition=CAMPAIGN.resource("partition"),
+        slurm_account=CAMPAIGN.resource("account"),
+        gres=CAMPAIGN.resource("gres"),
     shell:
         f"python -m producer.run_probe --campaign {CAMPAIGN.file}"
         " --deployment {wildcards.deployment}"

@@ -1,0 +1,163 @@
+"""The producer on the real CPU engine: claims, kills, resumption, and what an engine must refuse to measure."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+
+from schemas.canonical import digest, read_model, write_model
+from schemas.errors import HELD
+from schemas.plan import FrozenCell
+from schemas.points import PointManifest, PrefillPoint
+
+from verify_cell import read_cell, verify
+
+pytestmark = [pytest.mark.engine, pytest.mark.demo]
+
+
+def copy_of(demo: Path, prefix: str, target: Path) -> Path:
+    """The frozen cell alone, as a GPU job finds it; returns its cell.json."""
+    (source,) = (demo / "cells").glob(f"{prefix}-*")
+    cell = read_model(FrozenCell, source / "cell.json", "cell")
+    file = target / cell.name / "cell.json"
+    write_model(file, cell)
+    return file
+
+
+def start(cell: Path) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "producer.run_cell", "--cell", str(cell)]
+    log = (cell.parent / "log").open("ab")
+    return subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log)
+
+
+def run(cell: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "producer.run_cell", "--cell", str(cell)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
+
+
+def wait_for_points(cell: Path, process: subprocess.Popen[bytes], count: int) -> None:
+    journal = cell.parent / "repetitions.jsonl"
+    deadline = time.monotonic() + 300
+    while not journal.exists() or journal.read_bytes().count(b"\n") <= count:
+        assert process.poll() is None, (cell.parent / "log").read_text()[-2000:]
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def merge(folder: Path) -> None:
+    script = ROOT / "workflow" / "scripts" / "merge_ranks.py"
+    names = ["--cell", "cell.json", "--receipt", "receipt.json", "--output", "merged.json", "benchmark.json"]
+    subprocess.run([sys.executable, str(script), *names], cwd=folder, check=True)
+
+
+def test_a_second_process_leaves_a_killed_one_is_resumed_and_nothing_is_lost(demo: Path, tmp_path: Path):
+    cell = copy_of(demo, "decode-dense", tmp_path)
+    journal = cell.parent / "repetitions.jsonl"
+    first = start(cell)
+    wait_for_points(cell, first, 3)
+    second = run(cell)
+    assert second.returncode == HELD
+    assert f'"pid":{first.pid}' in second.stderr
+    assert second.stderr.count("\n") == 1
+
+    first.send_signal(signal.SIGKILL)
+    first.wait()
+    assert not (cell.parent / "benchmark.json").exists()
+    survived = journal.read_bytes()
+    survived = survived[: survived.rfind(b"\n") + 1]
+    assert run(cell).returncode == 0
+    assert journal.read_bytes().startswith(survived)
+
+    lines = [json.loads(line) for line in journal.read_text().splitlines()]
+    assert [line["session"] for line in lines if line["kind"] == "session"] == [1, 2]
+    points = [line["benchmark_id"] for line in lines if line["kind"] == "point"]
+    assert sorted(points) == list(range(1, 21))
+    merge(cell.parent)
+    evidence = verify(read_cell(cell.parent))
+    assert (evidence.state, evidence.failures) == ("recorded", ())
+    assert not (cell.parent / "claim.json").exists()
+
+
+def test_a_finished_cell_starts_no_engine(demo: Path, tmp_path: Path):
+    (source,) = (demo / "cells").glob("decode-dense-*")
+    cell = copy_of(demo, "decode-dense", tmp_path)
+    (cell.parent / "repetitions.jsonl").write_bytes((source / "repetitions.jsonl").read_bytes())
+    began = time.monotonic()
+    assert run(cell).returncode == 0
+    assert time.monotonic() - began < 5, "an engine start takes longer"
+    assert (cell.parent / "benchmark.json").read_bytes() == (source / "benchmark.json").read_bytes()
+
+
+def test_a_journal_of_another_cell_is_refused_before_the_engine(demo: Path, tmp_path: Path):
+    (source,) = (demo / "cells").glob("decode-sliding-*")
+    cell = copy_of(demo, "decode-dense", tmp_path)
+    (cell.parent / "repetitions.jsonl").write_bytes((source / "repetitions.jsonl").read_bytes())
+    done = run(cell)
+    assert done.returncode == 2
+    assert done.stderr.startswith("refused: journal line 1 cell_digest: expected ")
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_point_that_the_align_rule_splits_is_rejected_with_its_chunks(demo: Path, tmp_path: Path):
+    """1,300 new tokens after 1,024: the planner drops it; an engine that is given it runs 1,280 + 20."""
+    (source,) = (demo / "cells").glob("prefill-hybrid-*")
+    cell = read_model(FrozenCell, source / "cell.json", "cell")
+    split = PrefillPoint(batch_size=1, total_prefill_tokens=1300, total_kv_read_tokens=1024)
+    points = PointManifest(prefill=(split,), decode=())
+    identity = cell.identity.model_copy(update={"points_sha256": digest(points)})
+    cell = cell.model_copy(update={"points": points, "identity": identity})
+    file = tmp_path / cell.name / "cell.json"
+    write_model(file, cell)
+    done = run(file)
+    assert done.returncode == 1
+    assert "4 rejected repetitions: expected 1 steps, found 2" in done.stderr
+    assert not (file.parent / "benchmark.json").exists()
+
+
+def test_sigterm_keeps_what_was_measured(demo: Path, tmp_path: Path):
+    cell = copy_of(demo, "decode-dense", tmp_path)
+    process = start(cell)
+    wait_for_points(cell, process, 2)
+    os.kill(process.pid, signal.SIGTERM)
+    assert process.wait(timeout=30) != 0
+    journal = cell.parent / "repetitions.jsonl"
+    kept = journal.read_bytes().count(b"\n")
+    assert kept >= 3
+    assert run(cell).returncode == 0
+    assert journal.read_bytes().count(b"\n") == 20 + 2
+
+
+def receipts(demo: Path) -> dict[str, dict]:
+    return {f.parent.name: json.loads(f.read_text()) for f in (demo / "cells").glob("*/receipt.json")}
+
+
+def test_the_demo_seeds_each_prefix_token_hardly_more_than_once(demo: Path):
+    ratios = {name: receipt["seeding"]["ratio"] for name, receipt in receipts(demo).items()}
+    assert len(ratios) == 6
+    assert max(ratios.values()) <= 1.10, ratios
+
+
+def test_the_seconds_of_a_cell_add_up(demo: Path):
+    for receipt in receipts(demo).values():
+        parts = receipt["breakdown"]
+        assert set(parts) == {"measured", "warmup", "scaffolding", "seeding", "rejected", "idle"}
+        assert sum(parts.values()) == pytest.approx(receipt["measuring_seconds"])
+        assert all(seconds >= 0 for seconds in parts.values())
+
+
+@pytest.mark.parametrize(("phase", "steps"), [("prefill", 1), ("decode", 3)])
+def test_every_repetition_is_as_many_forwards_as_its_kind_has(demo: Path, phase: str, steps: int):
+    """A prefill repetition is one step; a decode one computes its prompt's tail, then two decode steps."""
+    for folder in (demo / "cells").glob(f"{phase}-*"):
+        for line in (folder / "repetitions.jsonl").read_text().splitlines()[1:]:
+            record = json.loads(line)
+            forwards = [repetition["forward_index"] for repetition in record["repetitions"]]
+            if not record["rejections"]:
+                assert [b - a for a, b in pairwise(forwards)] == [steps] * 9
