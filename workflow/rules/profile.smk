@@ -27,6 +27,7 @@ rule probe:
         "../envs/engine.yaml"
     threads: CAMPAIGN.resource("cpus_per_task")
     resources:
+        cpus_per_task=CAMPAIGN.resource("cpus_per_task"),  # threads are cut to the driver's cores
         mem_mb=CAMPAIGN.resource("mem_mb"),
         runtime=CAMPAIGN.resource("runtime_minutes"),
         slurm_partition=CAMPAIGN.resource("partition"),

@@ -102,7 +102,7 @@ def prefill_figure(samples: pl.DataFrame) -> go.Figure:
                 col=column,
             )
     _log_axis(figure, points["new_tokens"].unique().sort().to_list(), "new tokens of a request")
-    figure.update_yaxes(type="log")
+    figure.update_yaxes(type="log", dtick="D2")
     figure.update_yaxes(title="latency (ms)", col=1)
     figure.update_layout(**LAYOUT, height=380, legend_title="prefix tokens", title="Prefill")
     return figure
