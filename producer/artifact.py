@@ -1,23 +1,26 @@
 """The rank artifact: a pure function of the frozen cell and its journal."""
 
+from pathlib import Path
 from typing import Any
 
 from msgspec import UNSET
 
-from producer.contracts import CONTRACTS
+from producer.contracts import CONTRACTS, Contract
 from producer.journal import Journal
 from producer.reduction import adjacent_upper_median
 from producer.seeding import distinct_prefix_tokens, execution_order
-from producer.tokens import GENERATOR
 from schemas.canonical import digest
+from schemas.errors import Refusal
 from schemas.journal import PointLine, SessionLine, Span
 from schemas.native import (
+    REGIME_STAMPS,
     SCHEMA_VERSION,
     ArtifactTiming,
     BenchmarkMeasurement,
     BenchmarkSample,
     CellReceipt,
     Coverage,
+    DpRank,
     Estimate,
     Fpm,
     IterationGroup,
@@ -31,15 +34,15 @@ from schemas.native import (
     Timing,
 )
 from schemas.plan import FrozenCell
-from schemas.points import Point, PrefillPoint, point_key
-
-STAMPS = {"real_kv": "kvwarm_real_kv", "real_prefix": "prefill_real_seed"}
-"""Native regime -> the stamp that a row of it carries in `sample_reasons`."""
+from schemas.points import Point, PrefillPoint, partition_block, point_key, rows_block
 
 FPM_VERSION = 1
 
+GC_POLICY = "collected_frozen_disabled"
+"""What the engine half does with the garbage collector of the driver and of every worker while points run."""
 
-def producer_record(cell: FrozenCell, distribution: str, seed: str) -> dict[str, Any]:
+
+def producer_record(cell: FrozenCell, distribution: str, gc_policy: str) -> dict[str, Any]:
     """Who measured: `measurement_protocol.producer` of the artifact."""
     return {
         "name": "passgrid",
@@ -49,10 +52,11 @@ def producer_record(cell: FrozenCell, distribution: str, seed: str) -> dict[str,
         "distribution": distribution,
         "vllm_package_version": cell.identity.runtime_backend_version,
         "runtime_source_manifest_sha256": cell.identity.pins_sha256,
-        "token_generator": GENERATOR,
-        "token_seed": seed,
+        "token_generator": cell.identity.token_generator,
+        "token_seed": cell.identity.token_seed,
         "reduction": "upper_median_after_first_repetition",
         "prompts_of_measurement": 1,
+        "gc_policy": gc_policy,
     }
 
 
@@ -63,8 +67,8 @@ def native_point(cell: FrozenCell, index: int, cudagraph: dict[str, Any], regime
     tokens = point.total_prefill_tokens if isinstance(point, PrefillPoint) else point.batch_size
     capture = min((size for size in cudagraph[f"{phase}_capture_sizes"] if size >= tokens), default=None)
     reasons = ["explicit"]
-    if regime in STAMPS:
-        reasons.append(STAMPS[regime])
+    if regime in REGIME_STAMPS:
+        reasons.append(REGIME_STAMPS[regime])
     return NativePoint(
         point_type=phase,
         benchmark_id=index + 1,
@@ -75,8 +79,8 @@ def native_point(cell: FrozenCell, index: int, cudagraph: dict[str, Any], regime
         expected_capture_size=capture,
         padding_tokens=None if capture is None else capture - tokens,
         sample_reasons=reasons,
-        partition=None,
-        rows=None,
+        partition=partition_block(point),
+        rows=rows_block(point),
     )
 
 
@@ -198,8 +202,10 @@ def assemble(cell: FrozenCell, journal: Journal) -> RankArtifact:
     """The artifact of a finished journal. Rows stand in execution order, so forward indices rise through the file.
 
     Raises:
-        ValueError: a point of the cell has no line.
+        ValueError: no session, or a point of the cell without a line.
     """
+    if not journal.sessions:
+        raise ValueError("the journal has no session")
     session, last = journal.sessions[0], journal.sessions[-1]
     points = cell.points.points()
     order = execution_order(points, cell.cache_hit_alignment_tokens)
@@ -245,17 +251,17 @@ def assemble(cell: FrozenCell, journal: Journal) -> RankArtifact:
             benchmark_elapsed_seconds=sum(line.seconds["wall"] for line in journal.points),
             measured_iteration_seconds=sum(group.wall_time for group in groups),
         ),
-        dp={"rank": session.dp_rank, "size": session.dp_size},
+        dp=DpRank(rank=session.dp_rank, size=session.dp_size),
         synchronization={"enabled": session.dp_size > 1, "coordinator_rank": 0, "port": None},
         coverage=Coverage(expected_points=len(points), completed_points=len(rows), skipped_points=0),
         config=_config(cell),
-        limits=session.limits,
+        limits=last.limits,
         recurrent_state={"initialization": "unchanged", "policy": None, "uniform_bound": None},
         measurement_protocol=measurement_protocol(session, cell),
         warmup_evidence={"status": "recorded", "records": ledger},
         measurement_policy={"decode": "steady_state_second_step", "prefill": "single_step"},
         synthetic_prompts={"mode": "seeded_tokens", "vocab_size": cell.vocab_size},
-        capacity=session.capacity,
+        capacity=last.capacity,
         cudagraph=session.cudagraph,
         engine=last.engine,
         results=rows,
@@ -294,7 +300,7 @@ def _config(cell: FrozenCell) -> dict[str, Any]:
     }
 
 
-def receipt(cell: FrozenCell, journal: Journal, files: dict[str, str], overhead: float) -> CellReceipt:
+def receipt(cell: FrozenCell, journal: Journal, files: dict[str, str]) -> CellReceipt:
     """Where the seconds of a finished cell went, and how much of its seeding was needed."""
     measuring = sum(line.seconds["wall"] for line in journal.points)
     kinds = ("measured", "warmup", "scaffolding", "seeding", "rejected")
@@ -317,10 +323,23 @@ def receipt(cell: FrozenCell, journal: Journal, files: dict[str, str], overhead:
             "ratio": computed / distinct if distinct else 1.0,
         },
         rejected_repetitions=sum(len(line.rejections) for line in journal.points),
-        producer_overhead_seconds=overhead,
+        producer_overhead_seconds=sum(line.seconds["overhead"] for line in journal.points),
     )
 
 
-def contract_of(cell: FrozenCell) -> Any:
-    """The contract that the frozen cell chooses; an artifact's own words never do."""
-    return CONTRACTS[cell.identity.contract]
+def contract_of(cell: FrozenCell, file: Path) -> Contract:
+    """The contract that the frozen cell chooses; an artifact's own words never do.
+
+    Raises:
+        Refusal: this checkout has no such contract, or another protocol or measurement of it.
+    """
+    identity, contract = cell.identity, CONTRACTS.get(cell.identity.contract)
+    if contract is None:
+        raise Refusal("contract", f"one of {', '.join(CONTRACTS)}", identity.contract, file)
+    for field, expected, found in (
+        ("producer_protocol", contract.protocol, identity.producer_protocol),
+        ("measurement", contract.measurement, identity.measurement),
+    ):
+        if expected != found:
+            raise Refusal(f"{field} of the {contract.name} contract", expected, found, file)
+    return contract

@@ -32,6 +32,18 @@ def blocks_of_request(groups: tuple[ProfileGroup, ...], prefix_tokens: int, tota
     return blocks
 
 
+def estimated_blocks_of_request(groups: tuple[ProfileGroup, ...], total_tokens: int, block_size: int) -> int:
+    """The original planner's estimate: attention by the deployment's block, one for each state group, one more for
+    each that holds a checkpoint. It leaves out the state block that a prefix hit keeps resident."""
+    blocks = 0
+    for group in groups:
+        if group.kind == "state":
+            blocks += 1 + (1 if group.prefill_checkpoint_blocks else 0)
+        else:
+            blocks += ceil_div(total_tokens, block_size)
+    return blocks
+
+
 def startup_blocks_of_request(groups: tuple[ProfileGroup, ...], max_model_len: int, max_num_tokens: int) -> int:
     """Blocks that vLLM reserves for one request of `max_model_len` tokens when it reports its concurrency.
 

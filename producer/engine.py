@@ -1,22 +1,33 @@
 """Starting the engine: environment first, then vLLM with the benchmark scheduler and the observers."""
 
 import contextlib
-import gc
 import os
 import time
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from producer.adapters import Adapter
 from schemas.errors import Refusal
-from schemas.request import EngineSettings, Limits, Topology
+from schemas.launch import EngineSettings, GraphSettings, Limits, Precision, Topology
 
 if TYPE_CHECKING:
     from producer.scheduler import BenchmarkScheduler
 
-GC_POLICY = "collected_frozen_disabled"
-"""What `frozen_collector` does, as the artifact records it."""
+
+KV_CACHE_DTYPES = {"bfloat16": "auto", "fp8": "fp8"}
+"""Label of the table -> vLLM's `kv_cache_dtype` under a bfloat16 model."""
+
+
+def graph_config(graph: GraphSettings) -> dict[str, Any]:
+    """vLLM's `compilation_config` of a campaign's graph settings; what they leave open stays the engine's."""
+    config: dict[str, Any] = {}
+    if graph.cudagraph_mode is not None:
+        config["cudagraph_mode"] = graph.cudagraph_mode
+    if graph.capture_sizes is not None:
+        config["cudagraph_capture_sizes"] = list(graph.capture_sizes)
+    return config
 
 
 class Launch(Protocol):
@@ -28,6 +39,8 @@ class Launch(Protocol):
     def engine(self) -> EngineSettings: ...
     @property
     def topology(self) -> Topology: ...
+    @property
+    def precision(self) -> Precision: ...
 
 
 class Engine:
@@ -37,10 +50,25 @@ class Engine:
         self.llm, self.start_seconds = llm, start_seconds
         self.core = llm.llm_engine.engine_core.engine_core
         self.scheduler: BenchmarkScheduler = self.core.scheduler
+        self.device_name: str = self.observe_workers()[0]["device_name"]
 
     def observe_workers(self) -> list[dict[str, Any]]:
         records: list[dict[str, Any]] = self.llm.collective_rpc("observe_worker")
         return records
+
+    @contextlib.contextmanager
+    def frozen_collector(self) -> Iterator[None]:
+        """No garbage collection while points are measured, in this process and in every worker's: a full one takes
+        longer than a forward pass."""
+        from producer.observe import freeze_collector, thaw_collector
+
+        freeze_collector()
+        self.llm.collective_rpc("freeze_worker_collector")
+        try:
+            yield
+        finally:
+            self.llm.collective_rpc("thaw_worker_collector")
+            thaw_collector()
 
     def run_conversation(self) -> None:
         """Step the engine until its conversation has ended; the scheduler raises what stopped it."""
@@ -69,25 +97,33 @@ def start(model: str, launch: Launch, environment: dict[str, str], adapter: Adap
         memory["gpu_memory_utilization"] = launch.engine.gpu_memory_utilization
     if launch.engine.mamba_cache_mode is not None:
         memory["mamba_cache_mode"] = launch.engine.mamba_cache_mode
-    llm = LLM(
-        model=model,
-        load_format=launch.engine.load_format,
-        dtype="bfloat16",
-        skip_tokenizer_init=True,
-        enforce_eager=launch.engine.enforce_eager,
-        max_model_len=launch.limits.max_model_len,
-        max_num_batched_tokens=launch.limits.max_num_tokens,
-        max_num_seqs=launch.limits.max_batch_size,
-        tensor_parallel_size=launch.topology.tp,
-        enable_expert_parallel=launch.topology.moe_ep > 1,
-        enable_prefix_caching=True,
-        async_scheduling=False,
-        cudagraph_metrics=True,
-        disable_log_stats=True,
-        scheduler_cls="producer.scheduler.BenchmarkScheduler",
-        worker_extension_cls="producer.observe.CacheObserver",
-        **memory,
-    )
+    graph = launch.engine.graph
+    if graph is not None:
+        memory["compilation_config"] = graph_config(graph)
+    try:
+        llm = LLM(
+            model=model,
+            load_format=launch.engine.load_format,
+            dtype="bfloat16",
+            kv_cache_dtype=KV_CACHE_DTYPES[launch.precision.kv_cache],
+            skip_tokenizer_init=True,
+            enforce_eager=launch.engine.enforce_eager,
+            max_model_len=launch.limits.max_model_len,
+            max_num_batched_tokens=launch.limits.max_num_tokens,
+            max_num_seqs=launch.limits.max_batch_size,
+            tensor_parallel_size=launch.topology.tp,
+            enable_expert_parallel=launch.topology.moe_ep > 1,
+            enable_prefix_caching=True,
+            async_scheduling=False,
+            cudagraph_metrics=True,
+            disable_log_stats=True,
+            scheduler_cls="producer.scheduler.BenchmarkScheduler",
+            worker_extension_cls="producer.observe.CacheObserver",
+            **memory,
+        )
+    except Exception as error:  # whatever vLLM raises: the log above has its traceback, a person needs one line
+        traceback.print_exc()
+        raise Refusal("engine start", "an engine that starts", f"{type(error).__name__}: {error}", model) from None
     engine = Engine(llm, time.monotonic() - began)
     refuse_unmodelled(engine.scheduler, Path(model))
     return engine
@@ -104,20 +140,13 @@ def refuse_unmodelled(scheduler: Any, model: Path) -> None:
         "pipeline_parallel_size": (scheduler.parallel_config.pipeline_parallel_size, 1),
         "enable_prefix_caching": (bool(scheduler.cache_config.enable_prefix_caching), True),
         "cache_config.block_size": (scheduler.cache_config.block_size, scheduler.block_size),
+        "num_hash_lookahead_tokens": (
+            getattr(scheduler.kv_cache_manager.block_pool, "num_hash_lookahead_tokens", 0),
+            0,
+        ),
     }
+    if any(type(group.kv_cache_spec).__name__ == "MambaSpec" for group in scheduler.kv_cache_config.kv_cache_groups):
+        facts["hash_block_size"] = (scheduler.hash_block_size, scheduler.block_size)
     for field, (found, wanted) in facts.items():
         if found != wanted:
             raise Refusal(f"launch {field}", wanted, found, model)
-
-
-@contextlib.contextmanager
-def frozen_collector() -> Iterator[None]:
-    """No garbage collection while points are measured: a full one takes longer than a forward pass."""
-    gc.collect()
-    gc.freeze()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
-        gc.unfreeze()

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from producer.planning import AcceptedProfile, PlannedCampaign, plan_campaign
-from producer.resolving import probe_digest, read_campaign, resolve
+from producer.resolving import profile_digest, read_campaign, resolve
 from schemas.canonical import digest, parse, read_bytes, sha256, short
 from schemas.errors import Refusal, refusing
-from schemas.layout import RESULTS, Layout, campaign_file
+from schemas.layout import RESULTS, SCOPE_PREFIX, Layout, campaign_file, pair_folder, scope_of
 from schemas.plan import Scope, deployment_of
 from schemas.profile import Profile
 from schemas.request import Execution
@@ -35,7 +35,7 @@ class CampaignGraph:
         self.campaign = read_campaign(self.file)
         self.request = resolve(self.campaign, self.file)
         self.probes = {
-            name: probe_digest(self.request, deployment) for name, deployment in self.request.deployments.items()
+            name: profile_digest(self.request, deployment) for name, deployment in self.request.deployments.items()
         }
         self._planned: dict[tuple[str, tuple[tuple[str, str], ...]], PlannedCampaign] = {}
 
@@ -48,6 +48,9 @@ class CampaignGraph:
         return list(self.request.deployments)
 
     def profile_file(self, deployment: str) -> Path:
+        """The declared profile, or the one that is imported from a probe."""
+        if (declared := self.request.deployments[deployment].profile) is not None:
+            return Path(declared)
         return self.layout.profile(deployment, self.probes[deployment])
 
     @property
@@ -55,6 +58,7 @@ class CampaignGraph:
         return [str(self.profile_file(name)) for name in self.deployments]
 
     def probe_files(self, deployment: str) -> list[str]:
+        """The probe records that a profile is imported from."""
         phases = self.request.deployments[deployment].phases
         return [str(self.layout.probe(deployment, self.probes[deployment], phase)) for phase in phases]
 
@@ -75,10 +79,23 @@ class CampaignGraph:
     def unaccepted(self) -> list[str]:
         """Markers of the imported profiles that no person has accepted; making one refuses and names the digest."""
         return [
-            str(self.profile_file(name).with_suffix(".accepted"))
+            str(self.layout.profile(name, self.probes[name]).with_suffix(".accepted"))
             for name in self.deployments
             if not self.is_accepted(name, read_profile(self.profile_file(name)).sha256)
         ]
+
+    def require_accepted(self) -> None:
+        """Nothing is measured or finalized on a profile that nobody accepted, whatever target was asked for.
+
+        Raises:
+            Refusal: the deployment, and the digest that its acceptance would name.
+        """
+        for name in self.deployments:
+            imported = read_profile(self.profile_file(name)).sha256
+            if not self.is_accepted(name, imported):
+                raise Refusal(
+                    f"acceptance.{name}", f"the digest of its profile {imported}", "another or none", self.file
+                )
 
     def planned(self, scope: Scope) -> PlannedCampaign:
         """The plan, computed anew only when a profile has changed."""
@@ -99,21 +116,31 @@ class CampaignGraph:
         """
         if unaccepted := self.unaccepted:
             return unaccepted
-        prefix = "smoke/" if scope == "smoke" else ""
-        return [str(self.plan_folder(scope) / name) for name in names] + self.of_cells(prefix, *of_cells)
+        return [str(self.plan_folder(scope) / name) for name in names] + self.of_cells(SCOPE_PREFIX[scope], *of_cells)
 
-    def point_lists(self, prefix: str) -> list[str]:
-        return [f"{prefix}/points/{name}.json" for name in self.deployments]
+    def pair(self, plan_folder: str) -> str:
+        """Folder of the published pair of a plan."""
+        request = self.request
+        return str(pair_folder(plan_folder, request.system.name, request.backend, request.backend_version))
+
+    def of_deployments(self, prefix: str) -> list[str]:
+        """The point list and the accepted profile of every deployment, below a plan's folder."""
+        return [f"{prefix}/{kind}/{name}.json" for kind in ("points", "profiles") for name in self.deployments]
 
     def of_cells(self, scope: str, *names: str) -> list[str]:
         """One or more files of every cell of a scope's plan; `scope` is the path's prefix, "" or "smoke/"."""
-        which: Scope = "smoke" if scope else "formal"
+        which = scope_of(scope)
         cells = self.planned(which).plan.cells
         return [str(self.layout.cell(which, cell.name) / name) for cell in cells for name in names]
 
     def profile_of_cell(self, cell: str) -> str:
         """The profile that a cell was planned with."""
         return str(self.profile_file(deployment_of(cell)))
+
+    @property
+    def probe_machine(self) -> int:
+        """The `machine` resource of a probe: engines on one GPU never overlap; on the CPU a probe may."""
+        return 0 if self.request.system.embedded else 1
 
     def execution(self, deployment: str) -> Execution:
         """Where the engines of a deployment run: its own block, or the campaign's."""
@@ -139,3 +166,8 @@ class ParsedCampaign(CampaignGraph):
     def planned(self, scope: Scope) -> PlannedCampaign:
         with refusing():
             return super().planned(scope)
+
+    @property
+    def unaccepted(self) -> list[str]:
+        with refusing():
+            return super().unaccepted

@@ -8,7 +8,7 @@ import msgspec
 
 from schemas.canonical import sha256
 from schemas.errors import Refusal
-from schemas.journal import Line, PointLine, SessionLine, decode_line, encode_line
+from schemas.journal import SESSIONS_AGREE, Line, PointLine, SessionLine, decode_line, encode_line
 
 
 class Journal(NamedTuple):
@@ -17,6 +17,7 @@ class Journal(NamedTuple):
     sessions: tuple[SessionLine, ...] = ()
     points: tuple[PointLine, ...] = ()
     line_sha256: dict[int, str] = {}
+    last_sha256: str = sha256(b"")
 
     @property
     def finished(self) -> frozenset[int]:
@@ -33,9 +34,11 @@ def parse_journal(data: bytes, cell_digest: str, file: Path) -> Journal:
     """The lines of `data`. A torn last line (no newline) is dropped: its point was not finished.
 
     Raises:
-        Refusal: a line that is no journal line, of another cell, or a point that stands twice.
+        Refusal: a line that is no journal line, of another cell or another engine, out of the chain, or a point that
+            stands twice.
     """
     lines = data.split(b"\n")
+    previous = sha256(b"")
     sessions: list[SessionLine] = []
     points: dict[int, PointLine] = {}
     digests: dict[int, str] = {}
@@ -44,18 +47,34 @@ def parse_journal(data: bytes, cell_digest: str, file: Path) -> Journal:
             line = decode_line(raw)
         except msgspec.MsgspecError as error:
             raise Refusal(f"journal line {number}", "a session or a point", error, file) from None
+        if line.previous_sha256 != previous:
+            raise Refusal(f"journal line {number} previous_sha256", previous, line.previous_sha256, file)
+        previous = sha256(raw)
         if isinstance(line, SessionLine):
             if line.cell_digest != cell_digest:
                 raise Refusal(f"journal line {number} cell_digest", cell_digest, line.cell_digest, file)
             sessions.append(line)
+            check_sessions(sessions, file)
             continue
-        if not sessions:
-            raise Refusal(f"journal line {number}", "a session before the first point", "a point", file)
+        if not sessions or line.session != sessions[-1].session:
+            found = f"a point of session {line.session}"
+            raise Refusal(f"journal line {number}", "a point of the session before it", found, file)
         if line.benchmark_id in points:
             raise Refusal(f"journal line {number} benchmark_id", "each point once", line.benchmark_id, file)
         points[line.benchmark_id] = line
-        digests[line.benchmark_id] = sha256(raw)
-    return Journal(tuple(sessions), tuple(points.values()), digests)
+        digests[line.benchmark_id] = previous
+    return Journal(tuple(sessions), tuple(points.values()), digests, previous)
+
+
+def check_sessions(sessions: list[SessionLine], file: Path) -> None:
+    """The last session is of the same engine as the first, and counted on."""
+    first, last = sessions[0], sessions[-1]
+    if last.session != len(sessions):
+        raise Refusal("journal session", len(sessions), last.session, file)
+    for field in SESSIONS_AGREE:
+        if getattr(first, field) != getattr(last, field):
+            expected, found = getattr(first, field), getattr(last, field)
+            raise Refusal(f"journal session {last.session} {field}", expected, found, file)
 
 
 def read_journal(file: Path, cell_digest: str) -> Journal:
@@ -63,9 +82,10 @@ def read_journal(file: Path, cell_digest: str) -> Journal:
 
 
 class JournalWriter:
-    """Appends lines and syncs each. Cuts a torn last line off first."""
+    """Appends lines, each chained to the one before, and syncs each. Cuts a torn last line off first."""
 
-    def __init__(self, file: Path) -> None:
+    def __init__(self, file: Path, last_sha256: str = sha256(b"")) -> None:
+        self._last = last_sha256
         file.parent.mkdir(parents=True, exist_ok=True)
         if file.exists():
             data = file.read_bytes()
@@ -75,7 +95,9 @@ class JournalWriter:
         self._file = file.open("ab")
 
     def append(self, line: Line) -> None:
-        self._file.write(encode_line(line) + b"\n")
+        data = encode_line(msgspec.structs.replace(line, previous_sha256=self._last))
+        self._last = sha256(data)
+        self._file.write(data + b"\n")
         self._file.flush()
         os.fsync(self._file.fileno())
 

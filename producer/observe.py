@@ -1,5 +1,6 @@
 """Observers inside the engine's processes: what workers and schedulers hold, recorded and never guessed."""
 
+import gc
 import sys
 from typing import Any
 
@@ -13,6 +14,18 @@ from producer.adapters import GROUP_KINDS
 
 _weights_bytes = 0
 _process_weights = base_loader.process_weights_after_loading
+
+
+def freeze_collector() -> None:
+    """Collect once, then keep what lives out of the collector's sight, and switch it off in this process."""
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+
+
+def thaw_collector() -> None:
+    gc.enable()
+    gc.unfreeze()
 
 
 def _count_then_process(model: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
@@ -57,6 +70,12 @@ def group_record(group: KVCacheGroupSpec) -> dict[str, Any]:
 
 class CacheObserver:
     """vLLM worker extension (`worker_extension_cls`): mixed into the worker, called through `collective_rpc`."""
+
+    def freeze_worker_collector(self) -> None:
+        freeze_collector()
+
+    def thaw_worker_collector(self) -> None:
+        thaw_collector()
 
     def observe_worker(self: Any) -> dict[str, Any]:
         """The worker record of this rank, as plain values."""
@@ -116,6 +135,7 @@ class CacheObserver:
             "data_parallel_size": parallel.data_parallel_size,
             "enable_expert_parallel": parallel.enable_expert_parallel,
             "cudagraph_mode": _graph_mode(config),
+            "cudagraph_capture_sizes": _capture_sizes(config),
             "num_blocks": kv_cache.num_blocks,
             "groups": [group_record(group) for group in kv_cache.kv_cache_groups],
             "tensor_allocations": [
@@ -131,6 +151,13 @@ class CacheObserver:
             "storages": list(storages.values()),
             "layer_tensors": layer_tensors,
         }
+
+
+def _capture_sizes(config: Any) -> list[int]:
+    """Token counts of the captured graphs, rising; none when nothing is captured."""
+    if _graph_mode(config) == "NONE":
+        return []
+    return sorted(config.compilation_config.cudagraph_capture_sizes or [])
 
 
 def _graph_mode(config: Any) -> str:
@@ -172,7 +199,7 @@ def observe_engine(scheduler: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         config.compilation_config,
     )
     mode = _graph_mode(config)
-    sizes = sorted(graph.cudagraph_capture_sizes or []) if mode != "NONE" else []
+    sizes = _capture_sizes(config)
     groups = [
         {
             "type": type(group.kv_cache_spec).__name__,

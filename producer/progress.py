@@ -1,4 +1,4 @@
-"""Progress that a person can follow: one line a point, and a small file that `status` reads."""
+"""Progress that a person can follow: one line a point, and a small file that other programs can read."""
 
 import time
 from pathlib import Path

@@ -1,9 +1,11 @@
 """Start one deployment's engine once and record what memory it really has."""
 
 import argparse
+import contextlib
 from pathlib import Path
 
 from producer.adapters import adapter_of, check_installed, pins_digest
+from producer.exclusive import exclusive_devices
 from producer.resolving import launch_of, probe_digest, read_campaign, resolve
 from schemas.canonical import parse, short, write_model
 from schemas.errors import Refusal, run
@@ -20,7 +22,11 @@ def main() -> None:
     arguments = parser.parse_args()
 
     request = resolve(read_campaign(arguments.campaign), arguments.campaign)
-    deployment = request.deployments[arguments.deployment]
+    deployment = request.deployments.get(arguments.deployment)
+    if deployment is None:
+        raise Refusal("deployment", f"one of {list(request.deployments)}", arguments.deployment, arguments.campaign)
+    if arguments.phase not in deployment.phases:
+        raise Refusal("phase", f"one of {deployment.phases}", arguments.phase, arguments.campaign)
     digest = probe_digest(request, deployment)
     if short(digest) != short(arguments.digest):
         raise Refusal(f"deployments.{arguments.deployment} probe digest", arguments.digest, digest, arguments.campaign)
@@ -29,7 +35,11 @@ def main() -> None:
 
     from producer import engine
 
-    started = engine.start(deployment.model, deployment, request.environment, adapter)
+    with contextlib.ExitStack() as held:
+        if adapter.device != "cpu":  # a probe measures no time: on the CPU it may run beside another
+            held.enter_context(exclusive_devices(adapter.device, deployment.topology.gpus))
+        started = engine.start(deployment.model, deployment, request.environment, adapter)
+        workers = started.observe_workers()
     from producer.observe import observe_scheduler
 
     record = {
@@ -37,7 +47,7 @@ def main() -> None:
         "phase": arguments.phase,
         "launch": launch_of(request, deployment),
         "pins_sha256": pins_digest(adapter),
-        "workers": started.observe_workers(),
+        "workers": workers,
         "schedulers": [observe_scheduler(started.scheduler)],
     }
     write_model(arguments.output, parse(ProbeRecord, record, arguments.output))

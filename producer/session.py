@@ -6,11 +6,12 @@ It decides nothing about the engine: it checks that what the engine's own record
 
 from array import array
 from collections.abc import Callable, Generator, Iterable
-from datetime import UTC, datetime
 from typing import NamedTuple
 
 from producer.contracts import Contract
-from producer.seeding import execution_order, prefix_of, prompt_length
+from producer.exclusive import utc_now
+from producer.partition import RequestShape, request_shapes
+from producer.seeding import execution_order
 from producer.tokens import TokenStream, ids_sha256
 from schemas.canonical import digest
 from schemas.journal import PointLine, Rejection, Repetition, SeedLine, Span
@@ -58,10 +59,6 @@ class MeasurementFailed(Exception):
 Conversation = Generator[tuple[RequestSpec, ...], list[Step], None]
 
 
-def utc_now() -> str:
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-
-
 def _variance(values: list[int]) -> float:
     if not values:
         return 0.0
@@ -84,25 +81,25 @@ def scheduled_requests(step: Step) -> ScheduledRequests:
     )
 
 
-def expected_chunks(point: Point, prefix: int) -> list[tuple[int, int]]:
-    """(computed, scheduled) of every request in each step of a repetition of `point`."""
+def expected_chunks(point: Point, shape: RequestShape) -> list[tuple[int, int]]:
+    """(computed, scheduled) of one request in each step of a repetition of `point`."""
+    first = (shape.prefix, shape.new_tokens)
     if isinstance(point, PrefillPoint):
-        return [(prefix, point.new_tokens)]
-    context = point.context
-    return [(prefix, context - 1 - prefix), (context - 1, 1), (context, 1)]
+        return [first]
+    return [first, (shape.prompt, 1), (shape.prompt + 1, 1)]
 
 
-def _mismatch(point: Point, prefix: int, steps: list[Step]) -> str | None:
+def _mismatch(point: Point, shapes: tuple[RequestShape, ...], steps: list[Step]) -> str | None:
     """Why the steps of a repetition are not the point's, or None."""
-    expected = expected_chunks(point, prefix)
-    if len(steps) != len(expected):
-        return f"expected {len(expected)} steps, found {len(steps)}"
-    for number, (step, wanted) in enumerate(zip(steps, expected, strict=True)):
-        if set(step.chunks) != set(range(point.batch_size)):
-            return f"step {number}: expected {point.batch_size} requests, found {len(step.chunks)}"
+    expected = [expected_chunks(point, shape) for shape in shapes]
+    if len(steps) != len(expected[0]):
+        return f"expected {len(expected[0])} steps, found {len(steps)}"
+    for number, step in enumerate(steps):
+        if set(step.chunks) != set(range(len(shapes))):
+            return f"step {number}: expected {len(shapes)} requests, found {len(step.chunks)}"
         for slot, chunk in step.chunks.items():
-            if (chunk.computed, chunk.scheduled) != wanted:
-                found = (chunk.computed, chunk.scheduled)
+            wanted, found = expected[slot][number], (chunk.computed, chunk.scheduled)
+            if found != wanted:
                 return f"step {number} slot {slot}: expected (cached, scheduled) {wanted}, found {found}"
     return None
 
@@ -125,14 +122,14 @@ def prompts_of(requests: Iterable[RequestSpec]) -> Prompts:
 
 
 def repetition_requests(
-    stream: TokenStream, phase: Phase, point: Point, prefix: int, ordinal: int
+    stream: TokenStream, phase: Phase, point: Point, shapes: tuple[RequestShape, ...], ordinal: int
 ) -> tuple[RequestSpec, ...]:
     """The requests of repetition `ordinal` of a point: derived from the specification alone."""
-    key, length = point_key(phase, point), prompt_length(point)
+    key = point_key(phase, point)
     max_tokens = DECODE_MAX_TOKENS if isinstance(point, DecodePoint) else 1
     return tuple(
-        RequestSpec(slot, stream.prompt(key, ordinal, slot, prefix, length), max_tokens)
-        for slot in range(point.batch_size)
+        RequestSpec(slot, stream.prompt(key, ordinal, slot, shape.prefix, shape.prompt), max_tokens)
+        for slot, shape in enumerate(shapes)
     )
 
 
@@ -143,30 +140,32 @@ class Slots:
         self._levels: dict[int, set[int]] = {}
         self._attempts = 0
 
-    def missing(self, point: Point, prefix: int) -> list[int]:
-        if not prefix:
-            return []
-        return [slot for slot in range(point.batch_size) if prefix not in self._levels.get(slot, set())]
+    def missing(self, shapes: tuple[RequestShape, ...]) -> list[int]:
+        """Slots whose prefix has to be seeded before requests of these shapes find it."""
+        return [
+            slot
+            for slot, shape in enumerate(shapes)
+            if shape.prefix and shape.prefix not in self._levels.get(slot, set())
+        ]
 
     def seeded(self, slot: int, prefix: int) -> None:
         self._levels.setdefault(slot, set()).add(prefix)
 
-    def lost(self, slots: Iterable[int], prefix: int) -> None:
-        for slot in slots:
-            self._levels.get(slot, set()).discard(prefix)
+    def lost(self, slot: int, prefix: int) -> None:
+        self._levels.get(slot, set()).discard(prefix)
 
     def next_attempt(self) -> int:
         self._attempts += 1
         return self._attempts
 
 
-def _seed(stream: TokenStream, slots: Slots, point: Point, prefix: int, line: "_PointRecord") -> Conversation:
-    """Build the prefixes that `point` needs and the engine does not have."""
-    missing = slots.missing(point, prefix)
+def _seed(stream: TokenStream, slots: Slots, shapes: tuple[RequestShape, ...], line: "_PointRecord") -> Conversation:
+    """Build the prefixes that requests of these shapes need and the engine does not have."""
+    missing = slots.missing(shapes)
     if not missing:
         return
     attempt = slots.next_attempt()
-    requests = tuple(RequestSpec(slot, stream.seed_prompt(slot, prefix, attempt), 1) for slot in missing)
+    requests = tuple(RequestSpec(slot, stream.seed_prompt(slot, shapes[slot].prefix, attempt), 1) for slot in missing)
     steps = yield requests
     line.seconds["seeding"] += sum(step.end - step.start for step in steps)
     line.warmups.append(_span("real_prefix_seed", steps))
@@ -175,13 +174,13 @@ def _seed(stream: TokenStream, slots: Slots, point: Point, prefix: int, line: "_
         line.seeds.append(
             SeedLine(
                 slot=slot,
-                prefix_tokens=prefix,
+                prefix_tokens=shapes[slot].prefix,
                 attempt=attempt,
                 cached_tokens=chunks[0].computed,
                 computed_tokens=sum(chunk.scheduled for chunk in chunks),
             )
         )
-        slots.seeded(slot, prefix)
+        slots.seeded(slot, shapes[slot].prefix)
 
 
 def _span(kind: str, steps: list[Step]) -> Span:
@@ -208,7 +207,7 @@ class _PointRecord:
 
 
 def measure_point(
-    stream: TokenStream, contract: Contract, slots: Slots, phase: Phase, point: Point, prefix: int
+    stream: TokenStream, contract: Contract, slots: Slots, phase: Phase, point: Point, shapes: tuple[RequestShape, ...]
 ) -> Generator[tuple[RequestSpec, ...], list[Step], _PointRecord]:
     """Seed, warm up, and measure one point.
 
@@ -222,20 +221,21 @@ def measure_point(
     measurement = contract.measurement
     ordinal = 0
     while len(record.repetitions) < measurement.measurement_repeats:
-        yield from _seed(stream, slots, point, prefix, record)
-        requests = repetition_requests(stream, phase, point, prefix, ordinal)
+        yield from _seed(stream, slots, shapes, record)
+        requests = repetition_requests(stream, phase, point, shapes, ordinal)
         prompts = prompts_of(requests)
         steps = yield requests
         busy = sum(step.end - step.start for step in steps)
-        reason = _mismatch(point, prefix, steps)
+        reason = _mismatch(point, shapes, steps)
         if reason is not None:
             record.seconds["rejected"] += busy
             chunks = [[[c.computed, c.scheduled] for c in step.chunks.values()] for step in steps]
             record.rejections.append(Rejection(ordinal=ordinal, reason=reason, chunks=chunks))
             if len(record.rejections) > contract.max_rejections:
                 raise MeasurementFailed(f"{phase} {point}: {len(record.rejections)} rejected repetitions: {reason}")
-            short = {slot for step in steps[:1] for slot, chunk in step.chunks.items() if chunk.computed < prefix}
-            slots.lost(short, prefix)
+            for slot, chunk in steps[0].chunks.items():
+                if chunk.computed < shapes[slot].prefix:
+                    slots.lost(slot, shapes[slot].prefix)
         elif len(record.warmup_ordinals) < measurement.warmup_repeats:
             record.warmup_ordinals.append(ordinal)
             record.warmups.append(_span("eager_shape", steps))
@@ -277,19 +277,25 @@ def measure(
     finished: frozenset[int],
     session: int,
     clock: Callable[[], float],
+    overhead: Callable[[], float],
     finish: Callable[[PointLine], None],
 ) -> Conversation:
-    """Measure every point that is not `finished`, in generational order; `finish` is called after each."""
+    """Measure every point that is not `finished`, in generational order; `finish` is called after each.
+
+    `overhead` is the seconds that the scheduler's overrides have taken so far.
+    """
     slots = Slots()
     for index in execution_order(points, hit_alignment):
         if index + 1 in finished:
             continue
-        point, started = points[index], clock()
-        record = yield from measure_point(stream, contract, slots, phase, point, prefix_of(point, hit_alignment))
+        point, started, before = points[index], clock(), overhead()
+        shapes = request_shapes(point, hit_alignment)
+        record = yield from measure_point(stream, contract, slots, phase, point, shapes)
         assert record.prompts is not None
         wall = clock() - started
         finish(
             PointLine(
+                previous_sha256="",
                 benchmark_id=index + 1,
                 session=session,
                 kv_seed_regime=kv_seed_regime(point),
@@ -299,7 +305,7 @@ def measure(
                 repetitions=record.repetitions,
                 rejections=record.rejections,
                 prompts=record.prompts,
-                seconds={**record.seconds, "wall": wall},
+                seconds={**record.seconds, "wall": wall, "overhead": overhead() - before},
                 completed_at=utc_now(),
             )
         )

@@ -92,6 +92,12 @@ def read_yaml(path: Path, what: str) -> Any:
         mark = error.problem_mark
         place = f"line {mark.line + 1}, " if mark else ""
         raise Refusal(what, "YAML", f"{place}{error.problem}", path) from None
+    except (
+        yaml.YAMLError,
+        ValueError,
+        TypeError,
+    ) as error:  # bytes that are no UTF-8, dates that are none, a list as key
+        raise Refusal(what, "YAML", error, path) from None
 
 
 def _expected(error: Any) -> str:

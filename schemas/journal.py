@@ -12,8 +12,13 @@ from schemas.native import CudagraphObservation, Prompts, ScheduledRequests, Str
 
 
 class SessionLine(Struct, frozen=True, tag_field="kind", tag="session"):
-    """One engine start. `engine`, `limits`, `cudagraph` and `capacity` become blocks of the artifact."""
+    """One engine start. `engine`, `limits`, `cudagraph` and `capacity` become blocks of the artifact.
 
+    `previous_sha256` is the sha256 of the line before, or of nothing for the first: a line that is edited or lost
+    breaks the chain.
+    """
+
+    previous_sha256: str
     cell_digest: str
     session: int
     run_id: str
@@ -21,6 +26,7 @@ class SessionLine(Struct, frozen=True, tag_field="kind", tag="session"):
     dp_size: int
     started_at: str
     engine_start_seconds: float
+    device_name: str
     producer: dict[str, Any]
     engine: dict[str, Any]
     limits: dict[str, int]
@@ -72,6 +78,7 @@ class Rejection(Struct, frozen=True):
 class PointLine(Struct, frozen=True, tag_field="kind", tag="point"):
     """One finished point. `benchmark_id` is its place in the frozen list, counted from 1."""
 
+    previous_sha256: str
     benchmark_id: int
     session: int
     kv_seed_regime: str
@@ -86,6 +93,9 @@ class PointLine(Struct, frozen=True, tag_field="kind", tag="point"):
 
 
 Line = SessionLine | PointLine
+
+SESSIONS_AGREE = ("cell_digest", "run_id", "dp_rank", "dp_size", "device_name", "producer", "engine", "cudagraph")
+"""What every session of a journal has in common; otherwise its points are of different engines."""
 
 decode_line = msgspec.json.Decoder(Line).decode
 encode_line = msgspec.json.Encoder().encode

@@ -18,6 +18,25 @@ def system_file(system: str) -> Path:
     return SYSTEMS / f"{system}.yaml"
 
 
+SCOPE_PREFIX: dict[Scope, str] = {"formal": "", "smoke": "smoke/"}
+"""Scope -> where its plans and cells lie below `results/<campaign>/`."""
+
+
+def scope_of(prefix: str) -> Scope:
+    """The scope of a path's prefix."""
+    return "smoke" if prefix else "formal"
+
+
+def cells_folder(plan_file: Path) -> Path:
+    """`<scope>/plan-<digest>/plan.json` and `<scope>/cells/` stand side by side."""
+    return plan_file.parent.parent / "cells"
+
+
+def pair_folder(plan_folder: Path | str, system: str, backend: str, backend_version: str) -> Path:
+    """Where consumers look for a pair, below the systems root of a plan."""
+    return Path(plan_folder) / "systems" / "data" / system / backend / backend_version
+
+
 class Layout:
     """Paths below `results/<campaign>/`. Smoke runs have the same shape below `smoke/` and share its probes."""
 
@@ -34,7 +53,7 @@ class Layout:
         return self.root / "profile" / f"{deployment}-{short(digest)}.json"
 
     def scope(self, scope: Scope) -> Path:
-        return self.root / "smoke" if scope == "smoke" else self.root
+        return self.root / SCOPE_PREFIX[scope]
 
     def plan(self, scope: Scope, digest: str) -> Path:
         return self.scope(scope) / f"plan-{short(digest)}"

@@ -15,6 +15,14 @@ from schemas.errors import Refusal
 
 SCHEMA_VERSION = 2
 
+REGIME_STAMPS = {
+    "real_prefix": "prefill_real_seed",
+    "fake_prefix": "prefill_fake_prefix",
+    "real_kv": "kvwarm_real_kv",
+    "fake_fallback": "kvwarm_fake_fallback",
+}
+"""Native seed regime -> the one stamp that its rows carry in `sample_reasons`; every other regime carries none."""
+
 
 class Struct(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Immutable, and no key goes unread."""
@@ -188,6 +196,11 @@ class Coverage(Struct, frozen=True):
     skipped_points: int
 
 
+class DpRank(Struct, frozen=True):
+    rank: int
+    size: int
+
+
 class RankArtifact(Struct, frozen=True):
     """`benchmark.json` (rank 0) or `benchmark_dp<r>.json`."""
 
@@ -201,7 +214,7 @@ class RankArtifact(Struct, frozen=True):
     run_id: str
     grid_digest: str
     timing: ArtifactTiming
-    dp: dict[str, int]
+    dp: DpRank
     synchronization: dict[str, Any]
     coverage: Coverage
     config: dict[str, Any]
@@ -268,8 +281,13 @@ def read_struct(cls: type[T], path: Path, what: str) -> T:
         raise Refusal(what, f"a {cls.__name__}", str(error), path) from None
 
 
+def struct_bytes(struct: Struct) -> bytes:
+    """The file of a struct: JSON with two spaces, keys in the order of the fields."""
+    return msgspec.json.format(msgspec.json.encode(struct), indent=2)
+
+
 def write_struct(path: Path, struct: Struct) -> str:
-    """Write `struct` as JSON with two spaces, atomically; returns the sha256 of the file."""
-    data = msgspec.json.format(msgspec.json.encode(struct), indent=2)
+    """Write `struct`, atomically; returns the sha256 of the file."""
+    data = struct_bytes(struct)
     write_atomic(path, data)
     return sha256(data)

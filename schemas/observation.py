@@ -1,9 +1,11 @@
 """Probe records: what an engine's own processes say of the memory they hold."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
 
 from schemas.canonical import Strict
-from schemas.points import Phase
+from schemas.points import NonNegative, Phase, Positive
 
 PROBE_PROTOCOL = 1
 """Meaning of a probe record; raise it when the observers record something else under the same name."""
@@ -15,8 +17,8 @@ class CacheGroup(Strict):
     layer_names: tuple[str, ...]
     spec_type: str
     kind: str
-    block_size_tokens: int
-    spec_page_size_bytes: int
+    block_size_tokens: Positive
+    spec_page_size_bytes: Positive
     dtype: str | None = None
     sliding_window: int | None = None
     mamba_cache_mode: str | None = None
@@ -80,8 +82,9 @@ class WorkerRecord(Strict):
     data_parallel_size: int
     enable_expert_parallel: bool
     cudagraph_mode: str
-    num_blocks: int
-    groups: tuple[CacheGroup, ...]
+    cudagraph_capture_sizes: tuple[int, ...] = ()
+    num_blocks: Positive
+    groups: Annotated[tuple[CacheGroup, ...], Field(min_length=1)]
     tensor_allocations: tuple[TensorAllocation, ...]
     storages: tuple[Storage, ...]
     layer_tensors: dict[str, tuple[LayerTensor, ...]]
@@ -93,13 +96,13 @@ class SchedulerRecord(Strict):
     kind: Literal["scheduler"] = "scheduler"
     dp_rank: int
     runtime_version: str
-    num_blocks: int
-    initial_free_blocks: int
+    num_blocks: Positive
+    initial_free_blocks: NonNegative
     permanent_reserved_block_ids: tuple[int, ...]
     watermark_blocks: int
-    block_size: int
-    hash_block_size: int
-    cache_hit_alignment_tokens: int
+    block_size: Positive
+    hash_block_size: Positive
+    cache_hit_alignment_tokens: Positive
     enable_prefix_caching: bool
     mamba_cache_mode: str
     max_concurrency: float
@@ -107,7 +110,7 @@ class SchedulerRecord(Strict):
     max_num_scheduled_tokens: int
     max_num_running_reqs: int
     max_model_len: int
-    groups: tuple[CacheGroup, ...]
+    groups: Annotated[tuple[CacheGroup, ...], Field(min_length=1)]
 
 
 class ProbeRecord(Strict):

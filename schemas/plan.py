@@ -3,8 +3,8 @@
 from typing import Literal
 
 from schemas.canonical import Strict, digest, short
+from schemas.launch import EngineSettings, ExecutionIdentity, Limits, Precision, Strategy, Topology
 from schemas.points import Phase, PointManifest
-from schemas.request import EngineSettings, Limits, Precision, Strategy, Topology
 
 Scope = Literal["formal", "smoke"]
 
@@ -35,6 +35,7 @@ class CellIdentity(Strict):
     pins_sha256: str
     probe_digest: str
     model_config_sha256: str
+    model_sidecar_sha256: str | None = None
     model_revision: str
     parallel_strategy: Strategy
     topology: Topology
@@ -45,7 +46,11 @@ class CellIdentity(Strict):
     contract: str
     producer_protocol: int
     measurement: Measurement
+    token_generator: str
+    token_seed: str
     points_sha256: str
+    execution_identity: ExecutionIdentity | None = None
+    warmup_iterations: int | None = None
 
 
 class FrozenCell(Strict):
@@ -58,6 +63,7 @@ class FrozenCell(Strict):
     block_size: int
     hash_block_size: int
     cache_hit_alignment_tokens: int
+    free_blocks: int
     identity: CellIdentity
     points: PointManifest
 
@@ -82,7 +88,10 @@ class CellEntry(Strict):
 
 
 class DeploymentPlan(Strict):
-    """What a plan holds of one deployment; `dropped` counts candidate points by the rule that dropped them."""
+    """What a plan holds of one deployment; `dropped` counts candidate points by the rule that dropped them.
+
+    `peak_blocks` is what the engine holds at the largest kept point, `estimated_blocks` the original planner's figure.
+    """
 
     model: str
     probe_digest: str
@@ -92,7 +101,9 @@ class DeploymentPlan(Strict):
     prefill_points: int
     decode_points: int
     dropped: dict[str, int]
+    contract: str
     peak_blocks: int
+    estimated_blocks: int
     free_blocks: int
 
 

@@ -1,6 +1,8 @@
 """The imported profile: what planning believes about a deployment's memory."""
 
-from typing import Literal
+from typing import Literal, Self
+
+from pydantic import model_validator
 
 from schemas.canonical import Strict
 from schemas.points import NonNegative, Positive
@@ -22,17 +24,31 @@ class ProfileGroup(Strict):
     prefill_checkpoint_blocks: Positive | None = None
     prefill_checkpoint_alignment: Positive | None = None
 
+    @model_validator(mode="after")
+    def _kind(self) -> Self:
+        if self.kind == "state" and (self.blocks_per_request is None or self.sliding_window is not None):
+            raise ValueError("blocks_per_request and no sliding_window for a state group")
+        if self.kind != "state" and self.blocks_per_request is not None:
+            raise ValueError(f"no blocks_per_request for a group of kind {self.kind}")
+        if self.spec_type != "MambaSpec" and self.prefill_checkpoint_blocks is not None:
+            raise ValueError(f"no prefill_checkpoint_blocks for a group of {self.spec_type}")
+        return self
+
 
 class Profile(Strict):
-    """`profile/<deployment>-<digest>.json`: imported from probe records that passed every check."""
+    """`profile/<deployment>-<digest>.json`: imported from probe records that passed every check, or declared.
+
+    A declared profile names no probe; its `provenance` says where its figures come from.
+    """
 
     schema_version: Literal[1] = 1
     architecture: str
     model_config_sha256: str
     model_revision: str
     runtime_backend_version: str
-    probe_digest: str
-    probe_records_sha256: dict[str, str]
+    provenance: str = "probe"
+    probe_digest: str | None = None
+    probe_records_sha256: dict[str, str] = {}
     groups: tuple[ProfileGroup, ...]
     free_blocks: Positive
     kv_cache_bytes: Positive
@@ -44,8 +60,18 @@ class Profile(Strict):
     max_num_tokens: Positive
     max_batch_size: Positive
     max_model_len: Positive
-    weights_bytes: NonNegative
+    weights_bytes: NonNegative | None = None
     device_name: str
+    cudagraph_capture_sizes: tuple[Positive, ...] = ()
+
+    @model_validator(mode="after")
+    def _divides(self) -> Self:
+        if self.kv_cache_bytes % self.free_blocks:
+            raise ValueError(f"kv_cache_bytes a multiple of free_blocks {self.free_blocks}")
+        for group in self.groups:
+            if group.page_size_bytes * self.free_blocks != self.kv_cache_bytes:
+                raise ValueError(f"page_size_bytes {self.page_size_bytes} of kv_cache_bytes in group {group.name}")
+        return self
 
     @property
     def page_size_bytes(self) -> int:

@@ -1,13 +1,21 @@
 """A campaign: the file a person writes, and the request it resolves to."""
 
-from itertools import pairwise
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, StringConstraints, model_validator
 
 from schemas.canonical import Strict
+from schemas.launch import (
+    EngineSettings,
+    ExecutionIdentity,
+    Limits,
+    Precision,
+    Strategy,
+    Topology,
+    increasing,
+)
 from schemas.model_config import ModelConfig
-from schemas.points import PHASES, NonNegative, Phase, Positive
+from schemas.points import PHASES, NonNegative, Phase, PointManifest, Positive
 from schemas.system import System
 
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
@@ -21,67 +29,6 @@ WORKER_PHASES: dict[str, tuple[Phase, ...]] = {
     "decode": ("decode",),
 }
 WorkerType = Literal["aggregated", "prefill", "decode"]
-Strategy = Literal["single", "tp", "pure_tp", "tep", "dep"]
-
-
-def _increasing(name: str, values: tuple[int, ...] | None) -> None:
-    if values is not None and (not values or any(a >= b for a, b in pairwise(values))):
-        raise ValueError(f"{name} a strictly increasing list")
-
-
-class Topology(Strict):
-    """Widths in GPUs. Pipeline and context parallelism are 1: nothing here measures them."""
-
-    tp: Positive = 1
-    pp: Literal[1] = 1
-    dp: Positive = 1
-    moe_tp: Positive = 1
-    moe_ep: Positive = 1
-    cp: Literal[1] = 1
-
-    @property
-    def gpus(self) -> int:
-        return self.tp * self.dp
-
-
-def strategy(topology: Topology, is_moe: bool) -> Strategy | None:
-    """The parallel strategy of a topology, or None when no engine launch has it.
-
-    Dense: experts and data parallelism are 1. MoE: pure TP (moe_tp = tp), TEP (moe_ep = tp, dp 1),
-    DEP (tp 1, moe_ep = dp).
-    """
-    tp, dp, moe = topology.tp, topology.dp, (topology.moe_tp, topology.moe_ep)
-    if not is_moe:
-        return None if dp > 1 or moe != (1, 1) else ("single" if tp == 1 else "tp")
-    if dp == 1 and moe == (tp, 1):
-        return "single" if tp == 1 else "pure_tp"
-    if dp == 1 and moe == (1, tp):
-        return "tep"
-    return "dep" if tp == 1 and moe == (1, dp) else None
-
-
-class Precision(Strict):
-    """Labels of the published table."""
-
-    gemm: str = "bfloat16"
-    moe: str = "bfloat16"
-    fmha: str = "bfloat16"
-    kv_cache: Literal["bfloat16"] = "bfloat16"
-    comm: Literal["half"] = "half"
-
-
-class Limits(Strict):
-    """Scheduler limits: tokens of one step, requests of one step, tokens of one request."""
-
-    max_num_tokens: Annotated[int, Field(ge=2)] = 8192
-    max_batch_size: Positive = 256
-    max_model_len: Positive
-
-    @model_validator(mode="after")
-    def _ordered(self) -> Self:
-        if self.max_num_tokens < self.max_batch_size:
-            raise ValueError(f"max_num_tokens of at least max_batch_size {self.max_batch_size}")
-        return self
 
 
 class PrefillGrid(Strict):
@@ -94,7 +41,7 @@ class PrefillGrid(Strict):
     @model_validator(mode="after")
     def _axes(self) -> Self:
         for axis in type(self).model_fields:
-            _increasing(axis, getattr(self, axis))
+            increasing(axis, getattr(self, axis))
         return self
 
 
@@ -107,29 +54,24 @@ class DecodeGrid(Strict):
     @model_validator(mode="after")
     def _axes(self) -> Self:
         for axis in type(self).model_fields:
-            _increasing(axis, getattr(self, axis))
+            increasing(axis, getattr(self, axis))
         return self
+
+
+class SampleLimits(Strict):
+    """Most values of an axis that the campaign does not give; both ends are kept."""
+
+    prefill_new_tokens: Annotated[int, Field(ge=2)] = 64
+    prefill_kv_read_tokens: Annotated[int, Field(ge=2)] = 16
+    prefix_batch_sizes: Positive = 3
+    decode_kv_read_tokens: Annotated[int, Field(ge=2)] = 128
+    decode_batch_sizes: Annotated[int, Field(ge=2)] = 128
 
 
 class Grid(Strict):
     prefill: PrefillGrid = PrefillGrid()
     decode: DecodeGrid = DecodeGrid()
-
-
-class EngineSettings(Strict):
-    """What the engine is started with, beyond limits and topology."""
-
-    load_format: Literal["auto", "dummy"] = "auto"
-    enforce_eager: bool = False
-    mamba_cache_mode: Literal["align"] | None = None
-    kv_cache_memory_bytes: Positive | None = None
-    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] | None = None
-
-    @model_validator(mode="after")
-    def _one_memory(self) -> Self:
-        if (self.kv_cache_memory_bytes is None) == (self.gpu_memory_utilization is None):
-            raise ValueError("exactly one of kv_cache_memory_bytes and gpu_memory_utilization")
-        return self
+    samples: SampleLimits = SampleLimits()
 
 
 class Execution(Strict):
@@ -147,7 +89,10 @@ class Execution(Strict):
 
 
 class Deployment(Strict):
-    """One deployment of a campaign file."""
+    """One deployment of a campaign file.
+
+    `points` is a point manifest to measure instead of a grid; `profile` a declared profile instead of a probe.
+    """
 
     model: str
     model_revision: str | None = None
@@ -157,6 +102,10 @@ class Deployment(Strict):
     limits: Limits
     engine: EngineSettings
     grid: Grid = Grid()
+    points: str | None = None
+    profile: str | None = None
+    warmup_iterations: NonNegative | None = None
+    engram_residency: Name = "none"
     execution: Execution | None = None
 
     @model_validator(mode="after")
@@ -165,6 +114,11 @@ class Deployment(Strict):
             raise ValueError("model_revision for a checkpoint with weights")
         if self.model_revision is not None and self.model_revision.lower() in MUTABLE_REVISIONS:
             raise ValueError(f"an immutable model_revision, not {self.model_revision!r}")
+        graph = self.engine.graph
+        if graph is not None and graph.cudagraph_capture_sizes and "worker_type" not in self.model_fields_set:
+            raise ValueError("a worker_type for cudagraph_capture_sizes")
+        if self.points is not None and "grid" in self.model_fields_set:
+            raise ValueError("a grid or points, not both")
         return self
 
 
@@ -196,6 +150,12 @@ class ResolvedDeployment(Strict):
     limits: Limits
     engine: EngineSettings
     grid: Grid
+    points: PointManifest | None = None
+    profile: str | None = None
+    profile_sha256: Sha256 | None = None
+    warmup_iterations: int | None = None
+    execution_identity: ExecutionIdentity | None = None
+    contract: str
 
     @property
     def phases(self) -> tuple[Phase, ...]:

@@ -2,11 +2,13 @@
 
 demo.*             a demo campaign from nothing, in a copy of the project: all seconds, engine starts apart
 producer.breakdown seconds of each cell from engine ready to last point, by kind of step
-plan.*             what a campaign of 1,000 cells costs to parse and to look at; ratios to an empty Snakefile
+plan.*             planning 1,000 and 10,000 cells and the GLM list; parsing and a dry run of 1,000 cells
+oracle.*           the proof of planned points against the engine's own scheduler
 """
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -15,12 +17,16 @@ from pathlib import Path
 
 import yaml
 from conftest import ROOT, copy_project
+from oracle import prove
 
 from producer.graph import CampaignGraph
-from schemas.canonical import read_model, write_model
-from schemas.profile import Profile
+from producer.grids import axes
+from profiles import profile
+from schemas.request import Grid
 
-CELLS = 1000
+sys.path.insert(0, str(ROOT / "workflow" / "scripts"))
+from plan_campaign import write_plan
+
 REPEATS = 5
 
 
@@ -61,53 +67,76 @@ def bench_demo(folder: Path) -> tuple[dict[str, float], dict[str, dict[str, floa
     )  # fmt: skip
 
 
-def wide_campaign(folder: Path, demo: Path) -> None:
-    """A campaign of CELLS cells over CELLS / 2 deployments, with a profile for each."""
+def wide_campaign(folder: Path, demo: Path, cells: int) -> None:
+    """A campaign of `cells` cells over half as many models, each with an imported profile."""
     copy_project(folder)
     file = folder / "config/campaigns/cpu-demo.yaml"
     campaign = yaml.safe_load(file.read_text())
     dense = campaign["deployments"]["dense"]
     deployments = {}
-    for number in range(CELLS // 2):
-        limits = dense["limits"] | {"max_model_len": 3000 + number}
-        deployments[f"dense{number:04}"] = dense | {"limits": limits}
+    for number in range(cells // 2):
+        model = f"config/models/wide/{number:05}"
+        shutil.copytree(folder / dense["model"], folder / model)
+        deployments[f"dense{number:05}"] = dense | {"model": model}
     file.write_text(yaml.safe_dump(campaign | {"deployments": deployments}, sort_keys=False))
     (source,) = (demo / "profile").glob("dense-*.json")
-    profile = read_model(Profile, source, "profile")
     os.chdir(folder)
     graph = CampaignGraph("cpu-demo")
-    for name, deployment in graph.request.deployments.items():
-        limits = deployment.limits
-        change = {"probe_digest": graph.probes[name], "max_model_len": limits.max_model_len}
-        write_model(graph.profile_file(name), profile.model_copy(update=change))
+    for name in graph.deployments:
+        target = graph.profile_file(name)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(source, target)
+
+
+def planning_seconds(cells: int) -> float:
+    """CPU seconds from a campaign file of `cells` cells, with its profiles, to its plan."""
+    began = time.process_time()
+    assert len(CampaignGraph("cpu-demo").planned("formal").plan.cells) == cells
+    return time.process_time() - began
 
 
 def bench_plan(folder: Path, demo: Path) -> dict[str, float]:
     """Seconds of planning, parsing and a dry run; the empty Snakefile is Snakemake's own share."""
-    wide_campaign(folder, demo)
-    planning = []
-    for _ in range(REPEATS):
-        began = time.process_time()
-        graph = CampaignGraph("cpu-demo")
-        cells = len(graph.planned("formal").plan.cells)
-        planning.append(time.process_time() - began)
-    assert cells == CELLS
+    figures: dict[str, float] = {}
+    for cells, repeats in ((1000, REPEATS), (10_000, 1)):
+        campaign = folder / str(cells)
+        campaign.mkdir()
+        wide_campaign(campaign, demo, cells)
+        figures[f"cells_{cells}_seconds"] = median([planning_seconds(cells) for _ in range(repeats)])
+    figures["cells_10k_growth"] = figures["cells_10000_seconds"] / figures["cells_1000_seconds"]
     empty = folder / "empty"
     empty.mkdir()
     (empty / "Snakefile").write_text("rule all:\n")
     parse, bare, dry = [], [], []
     for _ in range(REPEATS):
-        parse.append(seconds_of("snakemake", "--list-rules", cwd=folder))
+        parse.append(seconds_of("snakemake", "--list-rules", cwd=folder / "1000"))
         bare.append(seconds_of("snakemake", "--list-rules", cwd=empty))
-        dry.append(seconds_of("snakemake", "-n", "--quiet", cwd=folder))
-    return {
-        "cells": cells,
+    dry.append(seconds_of("snakemake", "-n", "--quiet", cwd=folder / "1000"))
+    os.chdir(ROOT)
+    return figures | {
         "parse_seconds": median(parse) - median(bare),
-        "planning_cpu_seconds": median(planning),
         "empty_snakefile_seconds": median(bare),
         "parse_to_empty_ratio": median([a / b for a, b in zip(parse, bare, strict=True)]),
-        "dry_run_seconds": median(dry),
+        "dry_run_1000_cells_seconds": median(dry),
+        "glm_seconds": bench_glm(folder),
     }
+
+
+def bench_glm(folder: Path) -> float:
+    """Seconds from the GLM-5.3-Flash campaign to the files of its 577 points, warm."""
+    seconds = []
+    for number in range(REPEATS + 1):
+        began = time.monotonic()
+        write_plan(CampaignGraph("glm-5.3-flash-gb300-tp4", results=folder / f"glm{number}"), "formal")
+        seconds.append(time.monotonic() - began)
+    return median(seconds[1:])
+
+
+def bench_oracle() -> dict[str, float]:
+    """Points a second of the proof against the engine's own scheduler, over the demo's dense grid."""
+    dense = profile(free_blocks=1023, max_num_tokens=2048, max_model_len=4096)
+    proof = prove(dense, axes.candidates(Grid(), dense).points())
+    return {"points": proof.points, "points_per_second": proof.points / proof.seconds}
 
 
 def main() -> None:
@@ -119,7 +148,7 @@ def main() -> None:
         wide.mkdir()
         plan = bench_plan(wide, demo_folder / "results" / "cpu-demo")
         os.chdir(ROOT)
-    figures = {"demo": demo, "producer": {"breakdown": breakdown}, "plan": plan}
+    figures = {"demo": demo, "producer": {"breakdown": breakdown}, "plan": plan, "oracle": bench_oracle()}
     target = ROOT / "results" / "bench.json"
     target.parent.mkdir(exist_ok=True)
     target.write_bytes(json.dumps(figures, indent=2).encode())

@@ -7,22 +7,34 @@ import pytest
 
 from producer.journal import JournalWriter, parse_journal, read_journal
 from schemas.errors import Refusal
-from schemas.journal import PointLine, SessionLine, encode_line
-from schemas.native import CudagraphObservation, Prompts
+from schemas.journal import PointLine, Repetition, SessionLine, encode_line
+from schemas.native import CudagraphObservation, Prompts, ScheduledRequests
 
-SESSION = SessionLine("c" * 64, 1, "r", 0, 1, "2026-01-01T00:00:00Z", 1.0, {}, {}, {}, {}, {})
+SESSION = SessionLine(
+    previous_sha256="",
+    cell_digest="c" * 64,
+    session=1,
+    run_id="r",
+    dp_rank=0,
+    dp_size=1,
+    started_at="2026-01-01T00:00:00Z",
+    engine_start_seconds=1.0,
+    device_name="cpu",
+    producer={},
+    engine={},
+    limits={},
+    cudagraph={},
+    capacity={},
+)
 
 
-def point(benchmark_id: int, forward: int) -> PointLine:
-    from schemas.journal import Repetition
-    from schemas.native import ScheduledRequests
-
+def point(benchmark_id: int, forward: int, session: int = 1) -> PointLine:
     counts = ScheduledRequests(1, 8, 0.0, 0, 0, 0, 0.0)
     repetition = Repetition(
         5, forward, "schedule_to_output", 0.0, 1.0, counts, CudagraphObservation("unavailable"), "0"
     )
     prompts = Prompts("recorded", [], "0")
-    return PointLine(benchmark_id, 1, "not_applicable", [], [], [], [repetition], [], prompts, {}, "now")
+    return PointLine("", benchmark_id, session, "not_applicable", [], [], [], [repetition], [], prompts, {}, "now")
 
 
 def journal_with(tmp_path: Path, *lines) -> Path:
@@ -46,7 +58,7 @@ def test_a_torn_last_line_is_dropped_and_cut_off_before_the_next(tmp_path: Path)
     with file.open("ab") as tail:
         tail.write(encode_line(point(2, 9))[:40])
     assert read_journal(file, "c" * 64).finished == {1}
-    writer = JournalWriter(file)
+    writer = JournalWriter(file, read_journal(file, "c" * 64).last_sha256)
     writer.append(point(3, 11))
     writer.close()
     assert read_journal(file, "c" * 64).finished == {1, 3}
@@ -74,6 +86,39 @@ def test_a_point_that_stands_twice_is_refused(tmp_path: Path):
 
 def test_an_unknown_key_is_refused(tmp_path: Path):
     file = journal_with(tmp_path, SESSION)
-    data = msgspec.json.decode(file.read_bytes()) | {"averaged": True}
+    data = msgspec.json.decode(file.read_bytes().split(b"\n")[0]) | {"averaged": True}
     with pytest.raises(Refusal, match="averaged"):
         parse_journal(msgspec.json.encode(data) + b"\n", "c" * 64, file)
+
+
+def test_a_line_that_was_edited_or_lost_breaks_the_chain(tmp_path: Path):
+    file = journal_with(tmp_path, SESSION, point(1, 7), point(2, 9), point(3, 11))
+    lines = file.read_bytes().split(b"\n")
+    edited = [lines[0], lines[1].replace(b'"end_monotonic":1.0', b'"end_monotonic":0.5'), *lines[2:]]
+    assert edited != lines
+    for broken in (edited, [lines[0], *lines[2:]]):
+        with pytest.raises(Refusal, match=r"journal line \d previous_sha256: expected [0-9a-f]{64}, found"):
+            parse_journal(b"\n".join(broken), "c" * 64, file)
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        ({"device_name": "another"}, "journal session 2 device_name: expected cpu, found another"),
+        ({"engine": {"graph": "FULL"}}, "journal session 2 engine: expected {}, found {'graph': 'FULL'}"),
+        ({"producer": {"protocol": 2}}, "journal session 2 producer: expected {}, found {'protocol': 2}"),
+        ({"session": 5}, "journal session: expected 2, found 5"),
+    ],
+)
+def test_sessions_of_different_engines_are_no_journal(tmp_path: Path, change, line):
+    second = msgspec.structs.replace(SESSION, **{"session": 2} | change)
+    file = journal_with(tmp_path, SESSION, point(1, 7), second)
+    with pytest.raises(Refusal) as refusal:
+        read_journal(file, "c" * 64)
+    assert line in str(refusal.value)
+
+
+def test_a_point_belongs_to_the_session_before_it(tmp_path: Path):
+    file = journal_with(tmp_path, SESSION, point(1, 7, session=42))
+    with pytest.raises(Refusal, match="expected a point of the session before it, found a point of session 42"):
+        read_journal(file, "c" * 64)

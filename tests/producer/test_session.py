@@ -62,7 +62,9 @@ def converse(engine: Engine, phase, points, finished=frozenset()) -> list[PointL
     lines: list[PointLine] = []
     clock = itertools.count()
     stream = TokenStream("53", 5000)
-    talk = measure(stream, GENERIC, phase, points, 128, finished, 1, lambda: float(next(clock)), lines.append)
+    talk = measure(
+        stream, GENERIC, phase, points, 128, finished, 1, lambda: float(next(clock)), lambda: 0.0, lines.append
+    )
     try:
         requests = next(talk)
         while True:

@@ -2,7 +2,8 @@ import pytest
 
 from schemas.canonical import parse
 from schemas.errors import Refusal
-from schemas.request import Campaign, Deployment, Topology, strategy
+from schemas.launch import Topology, strategy
+from schemas.request import Campaign, Deployment
 
 DEPLOYMENT = {
     "model": "m",
@@ -40,7 +41,11 @@ def test_strategy_of_a_topology(topology, is_moe, expected):
         ({"topology": {"pp": 2}}, "topology.pp"),
         ({"grid": {"prefill": {"new_tokens": [64, 64]}}}, "strictly increasing"),
         ({"grid": {"decode": {"contexts": [1]}}}, "greater than or equal to 2"),
-        ({"precision": {"kv_cache": "half"}}, "precision.kv_cache"),
+        ({"precision": {"kv_cache": "fp16"}}, "precision.kv_cache"),
+        ({"warmup_iterations": True}, "warmup_iterations: expected a valid integer, found True"),
+        ({"warmup_iterations": "0"}, "warmup_iterations: expected a valid integer, found '0'"),
+        ({"warmup_iterations": -1}, "greater than or equal to 0"),
+        ({"grid": {}, "points": "p.json"}, "a grid or points, not both"),
     ],
 )
 def test_a_deployment_that_no_launch_has_is_refused(change, line):
@@ -74,3 +79,51 @@ def test_the_editors_schema_is_that_of_the_model():
     from write_schema import FILE, schema_text
 
     assert FILE.read_text() == schema_text(), "python workflow/scripts/write_schema.py"
+
+
+def graph(**settings):
+    engine = {"gpu_memory_utilization": 0.9, "graph": settings}
+    return DEPLOYMENT | {"engine": engine, "worker_type": "aggregated"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "line"),
+    [
+        ({"cudagraph_capture_sizes": [2, 1]}, "cudagraph_capture_sizes a strictly increasing list"),
+        ({"cudagraph_capture_sizes": [0, 1]}, "greater than or equal to 1"),
+        ({"cudagraph_capture_sizes": []}, "cudagraph_capture_sizes a strictly increasing list"),
+        ({"cudagraph_capture_sizes": [1], "cudagraph_mode": "NONE"}, "no cudagraph_capture_sizes with cudagraph_mode"),
+        ({"cudagraph_capture_sizes": [1, 8], "max_cudagraph_capture_size": 4}, "max_cudagraph_capture_size 8"),
+        ({"max_cudagraph_capture_size": 4}, "cudagraph_capture_sizes for max_cudagraph_capture_size"),
+        ({"max_prefill_cudagraph_size": 64}, "prefill_cudagraph_policy explicit for max_prefill_cudagraph_size"),
+        (
+            {"cudagraph_capture_sizes": [1], "prefill_cudagraph_policy": "explicit"},
+            "prefill_cudagraph_policy runtime for cudagraph_capture_sizes",
+        ),
+        ({"cudagraph_mode": "PARTIAL"}, "cudagraph_mode"),
+    ],
+)
+def test_graph_settings_that_contradict_each_other(settings, line):
+    with pytest.raises(Refusal, match=line):
+        parse(Deployment, graph(**settings), "c.yaml")
+
+
+def test_capture_sizes_need_a_role():
+    deployment = graph(cudagraph_capture_sizes=[1, 2])
+    del deployment["worker_type"]
+    with pytest.raises(Refusal, match="a worker_type for cudagraph_capture_sizes"):
+        parse(Deployment, deployment, "c.yaml")
+
+
+def test_the_explicit_list_is_cut_at_its_largest_prefill():
+    deployment = parse(Deployment, graph(prefill_cudagraph_policy="explicit", max_prefill_cudagraph_size=300), "c.yaml")
+    sizes = deployment.engine.graph.capture_sizes
+    assert sizes[:5] == (1, 2, 4, 8, 16)
+    assert sizes[-4:] == (248, 256, 272, 288)
+    assert len(parse(Deployment, graph(prefill_cudagraph_policy="explicit"), "c").engine.graph.capture_sizes) == 99
+
+
+def test_eager_launches_have_no_graphs():
+    engine = {"gpu_memory_utilization": 0.9, "enforce_eager": True, "graph": {"cudagraph_mode": "FULL"}}
+    with pytest.raises(Refusal, match="cudagraph_mode NONE with enforce_eager, not FULL"):
+        parse(Deployment, DEPLOYMENT | {"engine": engine}, "c.yaml")

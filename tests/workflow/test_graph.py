@@ -1,10 +1,12 @@
 """The graph is honest: digests decide what is measured, and nothing else does. Dry runs of the real workflow."""
 
+import json
 import os
 import random
 import shutil
 from pathlib import Path
 
+import polars as pl
 import pytest
 from conftest import Workspace
 
@@ -118,7 +120,7 @@ def test_deleting_one_cell_measures_that_cell(finished: Workspace):
 def test_a_forced_run_of_a_cell_measures_no_point_again(finished: Workspace):
     """Snakemake removes a rule's outputs before it runs it; the journal is none, and the artifact comes from it."""
     folder = finished.cell("decode-dense")
-    files = ("benchmark.json", "repetitions.jsonl", "merged.json")
+    files = ("benchmark.json", "repetitions.jsonl", "receipt.json", "merged.json")
     before = {name: (folder / name).read_bytes() for name in files}
     done = finished.snakemake(
         "--forcerun", "collect_cell", "--", str((folder / "merged.json").relative_to(finished.root))
@@ -179,11 +181,65 @@ def test_auto_is_for_embedded_systems(finished: Workspace):
     assert "refused: acceptance: expected a profile digest for each deployment" in done.stderr
 
 
+def test_no_target_goes_round_the_acceptance(finished: Workspace):
+    unembed(finished, "acceptance: {}")
+    current = (finished.root / "results/cpu-demo/current").resolve()
+    target = current / "final" / "finalization.json"
+    target.unlink()
+    done = finished.snakemake(str(target.relative_to(finished.root.resolve())))
+    assert done.returncode != 0
+    assert "refused: acceptance.dense: expected the digest of its profile" in done.stdout + done.stderr
+    assert not target.exists()
+
+
+def test_a_moved_model_is_published_under_its_new_path_and_not_measured_again(finished: Workspace):
+    (finished.root / "config/models/qwen3-tiny").rename(finished.root / "config/models/qwen3-small")
+    finished.edit(CAMPAIGN, "config/models/qwen3-tiny", "config/models/qwen3-small")
+    assert finished.measured_by() == []
+    done = finished.snakemake()
+    assert done.returncode == 0, done.stdout + done.stderr
+    parquet = next((finished.root / "results/cpu-demo/current/systems").rglob("*.parquet"))
+    models = set(pl.read_parquet(parquet)["model_path"])
+    assert models == {f"config/models/{name}" for name in ("qwen3-small", "gemma3-tiny", "qwen3-next-tiny")}
+
+
+def test_a_role_with_one_phase_plans_that_phase_alone(finished: Workspace):
+    finished.edit(CAMPAIGN, "  dense: # full attention, like Qwen3\n", "  dense:\n    worker_type: decode\n")
+    assert finished.measured_by() == []
+    done = finished.snakemake("plan")
+    assert done.returncode == 0, done.stderr
+    plans = [json.loads(file.read_text()) for file in (finished.root / "results/cpu-demo").glob("plan-*/plan.json")]
+    (plan,) = [plan for plan in plans if plan["deployments"]["dense"]["prefill_points"] == 0]
+    assert [cell["phase"] for cell in plan["cells"] if cell["deployment"] == "dense"] == ["decode"]
+    assert plan["deployments"]["dense"]["dropped"] == {}
+
+
+def test_a_smoke_run_that_is_blocked_fails_and_keeps_its_verdict(finished: Workspace, smoke: Path):
+    folder = finished.cell("decode-dense", "smoke")
+    journal = folder / "repetitions.jsonl"
+    journal.write_bytes(journal.read_bytes()[:-1] + b" \n")
+    for name in ("merged.json", "evidence.json"):
+        (folder / name).unlink()
+    done = finished.snakemake("smoke")
+    assert done.returncode != 0
+    assert "refused: readiness: expected ready, found blocked" in done.stdout + done.stderr
+    readiness = next((finished.root / "results/cpu-demo/smoke").glob("plan-*/readiness.json"))
+    assert json.loads(readiness.read_text())["status"] == "blocked"
+
+
 @pytest.mark.parametrize("target", ["plan", "smoke"])
 def test_the_other_targets_stand_by_themselves(finished: Workspace, target: str):
     shutil.rmtree(finished.root / "results/cpu-demo/smoke", ignore_errors=True)
     rules = {job.rule for job in finished.dry_run(target)}
     assert rules == (
         set() if target == "plan"
-        else {"plan_campaign", "freeze_cell", "collect_cell", "merge_ranks", "verify_cell", "assess_readiness"}
+        else {
+            "plan_campaign",
+            "freeze_cell",
+            "collect_cell",
+            "merge_ranks",
+            "verify_cell",
+            "assess_readiness",
+            "require_ready",
+        }
     )  # fmt: skip

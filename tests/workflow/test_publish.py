@@ -114,12 +114,30 @@ def test_the_final_folder_holds_copies_by_digest(demo: Path):
         assert sha256((final / name).read_bytes()) == digest
 
 
+def test_a_merged_file_that_changed_after_its_verdict_is_not_published(finished: Workspace):
+    folder = finished.cell("decode-dense")
+    merged = json.loads((folder / "merged.json").read_text())
+    for group in merged["iteration_groups"]:
+        group["wall_time"] /= 2
+    (folder / "merged.json").write_text(json.dumps(merged))
+    done = publish(finished)
+    assert done.returncode == 2
+    assert f"refused: {folder.name} merged_sha256: expected " in done.stderr
+
+
+def publish(workspace: Workspace) -> subprocess.CompletedProcess[str]:
+    current = workspace.root / "results/cpu-demo/current"
+    script = workspace.root / "workflow/scripts/publish.py"
+    command = ["python", str(script), "--plan", f"{current}/plan.json", "--readiness", f"{current}/readiness.json"]
+    return subprocess.run(command, cwd=workspace.root, capture_output=True, text=True, check=False)
+
+
 def test_a_plan_that_is_not_ready_is_not_published(finished: Workspace):
     """A verdict that fails blocks the table with its own words."""
     folder = finished.cell("decode-dense")
     evidence = json.loads((folder / "evidence.json").read_text()) | {"state": "failed", "failures": ["too good"]}
     (folder / "evidence.json").write_text(json.dumps(evidence))
-    readiness = next((finished.root / "results/cpu-demo").glob("plan-*/readiness.json"))
+    readiness = finished.root / "results/cpu-demo/current/readiness.json"
     plan = readiness.with_name("plan.json")
     scripts = finished.root / "workflow" / "scripts"
     for script, arguments in (

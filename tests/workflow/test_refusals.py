@@ -58,26 +58,33 @@ def refused(workspace: Workspace, *arguments: str) -> str:
         (
             "kv_cache_memory_bytes: 268435456}",
             "kv_cache_memory_bytes: 99000000000}",
-            "deployments.dense.engine.kv_cache_memory_bytes: expected at most the 25769803776 bytes of cpu-2core, "
-            f"found 99000000000: {CAMPAIGN}",
+            "deployments.dense.topology: expected weights and cache within the 25769803776 bytes of cpu-2core, "
+            f"found tp 1 with at least 8912896 bytes of weights and 99000000000 of cache: {CAMPAIGN}",
+        ),
+        (
+            "kv_cache_memory_bytes: 268435456}",
+            "kv_cache_memory_bytes: 1048576}",
+            # 2 x 4 layers x 2 heads x 64 x 2 bytes = 2,048 a token, times 4,096 tokens.
+            f"deployments.dense.engine.kv_cache_memory_bytes: expected at least 8388608, one request of 4096 tokens, "
+            f"found 1048576: {CAMPAIGN}",
         ),
         (
             "max_model_len: 4096}",
             "max_model_len: 8192}",
-            "deployments.dense.limits.max_model_len: expected at most max_position_embeddings 4096 of "
+            "deployments.dense.limits.max_model_len: expected at most 4096, max_position_embeddings of "
             f"{MODEL}, found 8192: {CAMPAIGN}",
         ),
         (
             "batch_sizes: [1, 2, 4]",
             "batch_sizes: [1, 2, 16]",
-            "deployments.dense.grid.prefill.batch_sizes: expected at most 8 (limits.max_batch_size), "
+            "deployments.dense.grid.prefill.batch_sizes: expected at most 8, limits.max_batch_size, "
             f"found 16: {CAMPAIGN}",
         ),
         (
             "topology: {tp: 1, moe_tp: 1, moe_ep: 1}",
             "topology: {dp: 2, moe_ep: 2}",
-            "deployments.hybrid.topology.dp: expected 1: data-parallel ranks are not measured yet, "
-            f"found 2: {CAMPAIGN}",
+            "deployments.hybrid.topology: expected one of single, tp, pure_tp, tep: the generic producer runs nothing "
+            f"else, found dep: {CAMPAIGN}",
         ),
         (
             "acceptance: auto #",
@@ -104,6 +111,24 @@ def test_a_bad_campaign_is_one_line(project: Workspace, old: str, new: str, line
     assert refused(project).startswith(line)
 
 
+@pytest.mark.parametrize(
+    "text", [b"campaign: caf\xe9\n", b"campaign: \x00\n", b"{[a]: 1}\n", b"campaign: 2026-02-30\n", b"- a\n", b""]
+)
+def test_a_file_that_is_no_campaign_at_all(project: Workspace, text: bytes):
+    (project.root / CAMPAIGN).write_bytes(text)
+    assert refused(project).endswith(f": {CAMPAIGN}")
+
+
+@pytest.mark.demo
+def test_a_damaged_profile_is_one_line(finished: Workspace):
+    profile = next((finished.root / "results/cpu-demo/profile").glob("dense-*.json"))
+    profile.write_bytes(profile.read_bytes()[:100])
+    done = finished.snakemake("-n")
+    assert done.returncode == 2
+    assert "Traceback" not in done.stdout + done.stderr
+    assert [line for line in done.stderr.splitlines() if line.startswith("refused: profile: expected JSON, found ")]
+
+
 def test_a_campaign_that_is_not_there(project: Workspace):
     line = refused(project, "--config", "campaign=none")
     assert line == "campaign: expected a readable file, found No such file or directory: config/campaigns/none.yaml"
@@ -119,10 +144,21 @@ def test_a_model_config_that_is_no_json(project: Workspace):
     assert refused(project).startswith("model config: expected JSON, found Expecting property name")
 
 
-def test_a_quantized_checkpoint(project: Workspace):
+def test_a_quantized_checkpoint_under_the_labels_of_a_plain_one(project: Workspace):
     file = project.root / MODEL / "config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"quantization_config": {"quant_method": "fp8"}}))
-    assert refused(project).startswith("quantization_config: expected none")
+    block = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"quantization_config": block}))
+    assert refused(project) == (
+        f"deployments.dense.precision.gemm: expected 'fp8_block' of {MODEL}, found 'bfloat16': {CAMPAIGN}"
+    )
+
+
+def test_a_float16_checkpoint(project: Workspace):
+    file = project.root / MODEL / "config.json"
+    file.write_text(file.read_text().replace('"bfloat16"', '"float16"'))
+    assert refused(project) == (
+        f"deployments.dense.model: expected a bfloat16 checkpoint: engines are launched so, found half: {CAMPAIGN}"
+    )
 
 
 @pytest.mark.demo

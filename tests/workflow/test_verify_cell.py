@@ -7,8 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from producer.artifact import assemble, receipt
+from producer.journal import read_journal
 from schemas.canonical import read_model, sha256
 from schemas.errors import Refusal
+from schemas.native import write_struct
 from schemas.plan import FrozenCell, Plan
 
 from assess_readiness import assess
@@ -52,15 +55,27 @@ def renew(file: Path) -> None:
     receipt.write_text(json.dumps(data))
 
 
-def rewrite_line(folder: Path, number: int, change) -> None:
-    """Change one line of the journal and renew its digest."""
+def rewrite_line(folder: Path, number: int, change, derive: bool = False) -> None:
+    """Change one line of the journal, and renew chain and receipt, as a forger would.
+
+    `derive` also makes artifact, receipt and merged file anew from the changed journal: only the contents give it away.
+    """
     journal = folder / "repetitions.jsonl"
-    lines = journal.read_text().splitlines()
-    data = json.loads(lines[number])
-    change(data)
-    lines[number] = json.dumps(data, separators=(",", ":"))
-    journal.write_text("\n".join(lines) + "\n")
+    lines = [json.loads(line) for line in journal.read_text().splitlines()]
+    change(lines[number])
+    previous, data = sha256(b""), b""
+    for line in lines:
+        encoded = json.dumps(line | {"previous_sha256": previous}, separators=(",", ":")).encode()
+        previous, data = sha256(encoded), data + encoded + b"\n"
+    journal.write_bytes(data)
     renew(journal)
+    if derive:
+        cell = read_model(FrozenCell, folder / "cell.json", "frozen cell")
+        read = read_journal(journal, cell.digest)
+        files = {"repetitions.jsonl": sha256(data)}
+        files["benchmark.json"] = write_struct(folder / "benchmark.json", assemble(cell, read))
+        write_struct(folder / "receipt.json", receipt(cell, read, files))
+        write_struct(folder / "merged.json", merged(folder))
 
 
 def failures(folder: Path) -> str:
@@ -101,6 +116,79 @@ def test_a_line_of_the_journal_that_moved_with_its_receipt_is_found(prefill: Pat
     assert "benchmark.json results: expected what repetitions.jsonl holds" in failures(prefill)
 
 
+@pytest.mark.parametrize("index", [0, 1, 5, 9])
+@pytest.mark.parametrize(
+    ("change", "finding"),
+    [
+        (lambda r: r["scheduled_requests"].update(sum_decode_kv_tokens=1), "scheduled_requests: expected"),
+        (lambda r: r["scheduled_requests"].update(num_decode_requests=9), "scheduled_requests: expected"),
+        (lambda r: r.update(basis="schedule_to_output"), "basis: expected inter_output, found schedule_to_output"),
+        (lambda r: r.update(start_monotonic=-5.0), "interval: expected to rise from"),
+        (lambda r: r.update(forward_index=0), "forward_index: expected more than"),
+    ],
+)
+def test_each_sample_is_checked_not_only_the_kept_one(decode: Path, index, change, finding):
+    """Everything is derived anew from a journal in which one sample of ten is not what the point says."""
+    try:
+        rewrite_line(decode, 1, lambda line: change(line["repetitions"][index]), derive=True)
+    except Refusal:
+        return  # the merge already refuses: the sample contradicts the retained one
+    found = failures(decode)
+    assert finding in found
+
+
+def test_samples_that_are_one_interval_ten_times_are_found(decode: Path):
+    def copy(line):
+        first = line["repetitions"][0]
+        for r in line["repetitions"]:
+            r.update(start_monotonic=first["start_monotonic"], end_monotonic=first["end_monotonic"])
+
+    rewrite_line(decode, 1, copy, derive=True)
+    assert failures(decode).count("interval: expected to rise from") == 9
+
+
+def test_a_prefix_that_nobody_seeded_is_found(cells: Path):
+    (folder,) = cells.glob("prefill-dense-*")
+    lines = [json.loads(line) for line in (folder / "repetitions.jsonl").read_text().splitlines()]
+    (number,) = [index for index, line in enumerate(lines) if line.get("seeds")][:1]
+    rewrite_line(folder, number, lambda line: line.update(seeds=[]), derive=True)
+    assert "expected a seed of 128 tokens before it, found none" in failures(folder)
+
+
+def test_warm_ups_without_a_span_are_found(decode: Path):
+    rewrite_line(decode, 1, lambda line: line.update(warmups=[]), derive=True)
+    assert "recorded warm-up spans: expected 5, found 0" in failures(decode)
+
+
+@pytest.mark.parametrize(
+    ("change", "finding"),
+    [
+        (lambda s: s["engine"]["kv_cache"].update(enable_prefix_caching=False), "kv_cache.enable_prefix_caching"),
+        (lambda s: s["engine"]["scheduler"].update(async_scheduling=True), "scheduler.async_scheduling"),
+        (lambda s: s["engine"]["scheduler"].update(max_num_seqs=99), "scheduler.max_num_seqs: expected 8, found 99"),
+        (lambda s: s["engine"]["graph"].update(cudagraph_mode="FULL"), "graph.cudagraph_mode: expected NONE"),
+        (lambda s: s["engine"].pop("versions"), "versions.vllm: expected 0.32.0, found None"),
+        (lambda s: s["producer"].update(gc_policy="default"), "producer.gc_policy"),
+        (lambda s: s["producer"].update(token_seed="54"), "producer.token_seed: expected 53, found 54"),
+        (lambda s: s["producer"].update(surprise=1), "producer.surprise: expected None, found 1"),
+    ],
+)
+def test_an_engine_that_is_not_the_cells_is_found(decode: Path, change, finding):
+    rewrite_line(decode, 0, change, derive=True)
+    assert finding in failures(decode)
+
+
+def test_points_that_are_not_the_digests_are_found(decode: Path):
+    rewrite(decode / "cell.json", lambda cell: cell["points"]["decode"].pop())
+    assert "points_sha256: expected" in failures(decode)
+
+
+def test_an_empty_journal_is_a_finding_and_no_traceback(decode: Path):
+    (decode / "repetitions.jsonl").write_text("")
+    renew(decode / "repetitions.jsonl")
+    assert "the journal has no session" in failures(decode)
+
+
 def test_prompts_that_the_specification_does_not_give_are_found(decode: Path):
     rewrite_line(decode, 1, lambda line: line["repetitions"][0].update(prompts_sha256="0" * 64))
     assert "repetition 5: prompts are not those of the specification" in failures(decode)
@@ -121,10 +209,7 @@ def test_a_point_without_a_line_is_found(decode: Path):
 
 
 def test_another_producer_is_found(decode: Path):
-    def other(data):
-        data["measurement_protocol"]["producer"]["vllm_package_version"] = "0.32.1"
-
-    rewrite(decode / "benchmark.json", other, whole=True)
+    rewrite_line(decode, 0, lambda s: s["producer"].update(vllm_package_version="0.32.1"), derive=True)
     assert "producer.vllm_package_version: expected 0.32.0, found 0.32.1" in failures(decode)
 
 
@@ -176,6 +261,9 @@ def in_both(path, value):
         (lambda d: d["coverage"].update(completed_points=1), "coverage.completed_points: expected"),
         (lambda d: d["coverage"].update(expected_points=True), "Expected `int`, got `bool`"),
         (lambda d: d["dp"].update(rank=1), "dp ranks: expected [0], found [1]"),
+        (lambda d: d.update(dp={}), "Object missing required field `rank`"),
+        (lambda d: d.update(config={}), "config.mode: expected prefill, found None"),
+        (lambda d: d.update(warmup_evidence={}), "warmup_evidence.status: expected recorded, found None"),
         (lambda d: d["timing"].update(measured_iteration_seconds=1e-9), "measured_iteration_seconds: expected"),
         (lambda d: d["timing"].update(benchmark_elapsed_seconds=1e-9), "benchmark_elapsed_seconds: expected at least"),
         (lambda d: d.update(surprise=1), "unknown field `surprise`"),
@@ -186,10 +274,10 @@ def in_both(path, value):
         (in_both(["wall_time"], 1e-9), "retained wall time: expected"),
         (in_both(["wall_time"], -1.0), "wall_time rank=0 benchmark_id=1: expected a positive number"),
         (in_both(["counter_id"], 7), "measurement identity mismatch"),
-        (in_both(["scheduled_requests", "sum_prefill_tokens"], 1), "scheduled_requests rank=0"),
+        (in_both(["scheduled_requests", "sum_prefill_tokens"], 1), "raw sample 0 scheduled_requests"),
         (in_both(["benchmark_measurement", "estimate", "method"], "last_step"), "reduction: expected"),
         (in_both(["benchmark_measurement", "estimate", "raw_sample_indices"], [0, 1]), "reduction: expected"),
-        (in_both(["benchmark_measurement", "expected_internal_samples"], 9), "raw samples: expected 1..9, found 10"),
+        (in_both(["benchmark_measurement", "expected_internal_samples"], 9), "raw samples: expected 2..9, found 10"),
         (
             in_both(["benchmark_measurement", "raw_fpms", 2, "benchmark_sample", "sample_index"], 5),
             "sample_index: expected 2, found 5",
@@ -199,6 +287,15 @@ def in_both(path, value):
             "forward_index: expected more than",
         ),
         (in_both(["benchmark_measurement", "raw_fpms", 2, "wall_time"], 9.0), "raw sample 2 timing interval"),
+        (
+            in_both(["benchmark_measurement", "raw_fpms", 2, "wall_time"], -1.0),
+            "raw sample 2 wall_time: expected a pos",
+        ),
+        (
+            in_both(["benchmark_measurement", "raw_fpms", 7, "scheduled_requests", "sum_prefill_tokens"], 1),
+            "raw sample 7 scheduled_requests: expected the retained ones",
+        ),
+        (in_both(["benchmark_measurement", "raw_fpms"], []), "raw samples: expected 2..10, found 0"),
     ],
 )
 def test_a_rank_artifact_that_contradicts_itself_is_not_merged(prefill: Path, change, line):

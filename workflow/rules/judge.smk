@@ -3,6 +3,7 @@ localrules:
     merge_ranks,
     verify_cell,
     assess_readiness,
+    require_ready,
 
 
 rule merge_ranks:
@@ -51,3 +52,17 @@ rule assess_readiness:
         "../envs/judge.yaml"
     shell:
         "python workflow/scripts/assess_readiness.py --plan {input.plan} --output {output} 2> {log}"
+
+
+# A smoke run that found something ends with it, and keeps the verdict.
+rule require_ready:
+    input:
+        f"{ROOT}/{{scope}}plan-{{plan}}/readiness.json",
+    output:
+        f"{ROOT}/{{scope}}plan-{{plan}}/ready",
+    log:
+        f"{ROOT}/logs/{{scope}}ready-{{plan}}.log",
+    conda:
+        "../envs/judge.yaml"
+    shell:
+        "python workflow/scripts/require_ready.py --readiness {input} --output {output} 2> {log}"

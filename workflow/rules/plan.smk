@@ -9,7 +9,7 @@ rule plan_campaign:
         CAMPAIGN.profile_files,
     output:
         f"{ROOT}/{{scope}}plan-{{plan}}/plan.json",
-        CAMPAIGN.point_lists(f"{ROOT}/{{scope}}plan-{{plan}}"),
+        CAMPAIGN.of_deployments(f"{ROOT}/{{scope}}plan-{{plan}}"),
     log:
         f"{ROOT}/logs/{{scope}}plan-{{plan}}.log",
     conda:

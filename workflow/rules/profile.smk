@@ -27,6 +27,7 @@ rule probe:
         "../envs/engine.yaml"
     threads: CAMPAIGN.resource("cpus_per_task")
     resources:
+        machine=CAMPAIGN.probe_machine,
         cpus_per_task=CAMPAIGN.resource("cpus_per_task"),  # threads are cut to the driver's cores
         mem_mb=CAMPAIGN.resource("mem_mb"),
         runtime=CAMPAIGN.resource("runtime_minutes"),
@@ -57,7 +58,7 @@ checkpoint import_profile:
 # In the graph only while the campaign file does not name the profile's digest: it then says which digest that is.
 rule accept:
     input:
-        f"{ROOT}/profile/{{deployment}}-{{probe}}.json",
+        lambda wildcards: str(CAMPAIGN.profile_file(wildcards.deployment)),
     output:
         f"{ROOT}/profile/{{deployment}}-{{probe}}.accepted",
     log:

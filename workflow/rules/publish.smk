@@ -5,8 +5,7 @@ localrules:
     report,
 
 
-SYSTEMS = f"{ROOT}/plan-{{plan}}/systems"
-PAIR = f"{SYSTEMS}/data/{CAMPAIGN.request.system.name}/{CAMPAIGN.request.backend}/{CAMPAIGN.request.backend_version}"
+PAIR = CAMPAIGN.pair(f"{ROOT}/plan-{{plan}}")
 
 
 rule publish:
@@ -17,7 +16,7 @@ rule publish:
     output:
         f"{PAIR}/fpm_forward_perf.parquet",
         f"{PAIR}/fpm_forward_perf.metadata.json",
-        f"{SYSTEMS}/{CAMPAIGN.request.system.name}.yaml",
+        f"{ROOT}/plan-{{plan}}/systems/{CAMPAIGN.request.system.name}.yaml",
     log:
         f"{ROOT}/logs/publish-{{plan}}.log",
     conda:

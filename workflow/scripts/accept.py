@@ -1,31 +1,56 @@
 """Accept an imported profile: refuses until the campaign file names the profile's digest."""
 
 import argparse
+import json
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-from producer.resolving import read_campaign
-from schemas.canonical import read_bytes, sha256, write_atomic
+from schemas.canonical import read_bytes, read_json, sha256, write_atomic
 from schemas.errors import Refusal, run
+
+from campaign_argument import add_campaign, graph_of
+
+
+def changed_fields(old: Any, new: Any, place: str = "") -> Iterator[str]:
+    """Where two profiles differ, field by field: `<place>: <old> -> <new>`."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        for key in sorted(old.keys() | new.keys()):
+            yield from changed_fields(old.get(key), new.get(key), f"{place}.{key}" if place else key)
+    elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
+        for index, (before, after) in enumerate(zip(old, new, strict=True)):
+            yield from changed_fields(before, after, f"{place}[{index}]")
+    elif old != new:
+        yield f"{place}: {json.dumps(old)} -> {json.dumps(new)}"
+
+
+def accepted_before(root: Path, deployment: str, accepted: str) -> Path | None:
+    """The profile that a digest in the campaign file means: a plan keeps those that it was made with."""
+    kept = [*root.glob(f"plan-*/profiles/{deployment}.json"), *root.glob(f"profile/{deployment}-*.json")]
+    return next((file for file in kept if sha256(file.read_bytes()) == accepted), None)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--campaign", type=Path, required=True)
+    add_campaign(parser)
     parser.add_argument("--deployment", required=True)
     parser.add_argument("--profile", type=Path, required=True)
     parser.add_argument("--output", type=Path, required=True)
     arguments = parser.parse_args()
-    acceptance = read_campaign(arguments.campaign).acceptance
+    graph, deployment = graph_of(arguments), arguments.deployment
     imported = sha256(read_bytes(arguments.profile, "profile"))
-    accepted = imported if acceptance == "auto" else acceptance.get(arguments.deployment)
-    if accepted != imported:
-        print(
-            f"profile of {arguments.deployment}: {arguments.profile}\n"
-            f"Read it; if it is right, write into {arguments.campaign}:\n\n"
-            f"acceptance:\n  {arguments.deployment}: {imported}\n"
-        )
+    if not graph.is_accepted(deployment, imported):
+        acceptance = graph.campaign.acceptance
+        accepted = acceptance.get(deployment) if isinstance(acceptance, dict) else None
+        before = None if accepted is None else accepted_before(graph.layout.root, deployment, accepted)
+        print(f"profile of {deployment}: {arguments.profile}")
+        if before is not None:
+            print(f"It is not the accepted one ({before}):")
+            old, new = read_json(before, "profile"), read_json(arguments.profile, "profile")
+            print("".join(f"  {line}\n" for line in changed_fields(old, new)), end="")
+        print(f"Read it; if it is right, write into {arguments.campaign}:\n\nacceptance:\n  {deployment}: {imported}\n")
         raise Refusal(
-            f"acceptance.{arguments.deployment}",
+            f"acceptance.{deployment}",
             f"the digest of the imported profile {imported}",
             accepted or "nothing",
             arguments.campaign,

@@ -6,12 +6,8 @@ from pathlib import Path
 from schemas.canonical import read_bytes, read_model, sha256, write_model
 from schemas.errors import run
 from schemas.evidence import CellEvidence, CellReadiness, Readiness
+from schemas.layout import cells_folder
 from schemas.plan import CellEntry, Plan
-
-
-def cells_folder(plan_file: Path) -> Path:
-    """`<scope>/plan-<digest>/plan.json` and `<scope>/cells/` stand side by side."""
-    return plan_file.parent.parent / "cells"
 
 
 def assess_cell(entry: CellEntry, folder: Path) -> CellReadiness:

@@ -6,11 +6,12 @@ from pathlib import Path
 from schemas.canonical import canonical_bytes, digest, read_bytes, read_model, sha256, write_atomic, write_model
 from schemas.errors import Refusal, run
 from schemas.evidence import CellEvidence, Finalization
-from schemas.plan import Plan
+from schemas.layout import cells_folder, pair_folder
+from schemas.plan import FrozenCell, Plan
 
-from assess_readiness import assess, cells_folder
+from assess_readiness import assess
 from campaign_argument import add_campaign, graph_of
-from publish import PARQUET, SIDECAR, build, pair_folder
+from publish import PARQUET, SIDECAR, build
 from verify_cell import read_cell, verify
 
 
@@ -30,9 +31,14 @@ def main() -> None:
         file = arguments.plan.parent / "points" / f"{name}.json"
         if sha256(read_bytes(file, "point list")) != digest(manifest):
             raise Refusal("point list", digest(manifest), sha256(read_bytes(file, "point list")), file)
+    graph.require_accepted()
     gaps: list[str] = []
     for entry in plan.cells:
         folder = cells_folder(arguments.plan) / entry.name
+        frozen = read_model(FrozenCell, folder / "cell.json", "frozen cell")
+        # The model's path may have moved since; everything else is the plan's.
+        if frozen.model_copy(update={"model": planned.cells[entry.name].model}) != planned.cells[entry.name]:
+            raise Refusal(f"{entry.name} cell.json", "the plan's cell", "another", folder / "cell.json")
         recorded = read_model(CellEvidence, folder / "evidence.json", "evidence")
         derived = verify(read_cell(folder))
         if derived != recorded or derived.state == "failed":
@@ -44,7 +50,8 @@ def main() -> None:
         raise Refusal("readiness", "ready", readiness.blockers[0], arguments.plan)
 
     publication = build(arguments.plan)
-    pair, systems = pair_folder(arguments.plan, plan), arguments.plan.parent / "systems"
+    pair = pair_folder(arguments.plan.parent, plan.system, plan.backend, plan.backend_version)
+    systems = arguments.plan.parent / "systems"
     contents = {
         pair / PARQUET: publication.parquet,
         pair / SIDECAR: canonical_bytes(publication.sidecar),

@@ -5,9 +5,9 @@ from pathlib import Path
 
 from schemas.canonical import write_model
 from schemas.errors import Refusal, run
+from schemas.layout import scope_of
 
 from campaign_argument import add_campaign, graph_of
-from plan_campaign import scope_of
 
 
 def main() -> None:
@@ -17,7 +17,9 @@ def main() -> None:
     parser.add_argument("--scope", default="", help='"" or "smoke/"')
     parser.add_argument("--output", type=Path, required=True)
     arguments = parser.parse_args()
-    cells = graph_of(arguments).planned(scope_of(arguments.scope)).cells
+    graph = graph_of(arguments)
+    graph.require_accepted()
+    cells = graph.planned(scope_of(arguments.scope)).cells
     if arguments.cell not in cells:
         raise Refusal("cell", f"one of {', '.join(cells)}", arguments.cell, arguments.campaign)
     write_model(arguments.output, cells[arguments.cell])

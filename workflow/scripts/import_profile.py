@@ -8,15 +8,15 @@ from typing import Any
 
 from producer.adapters import adapter_of, pins_digest
 from producer.capacity import startup_blocks_of_request
-from producer.resolving import launch_of, probe_digest, read_campaign, resolve
+from producer.resolving import KV_ELEMENT_BYTES, launch_of, probe_digest, read_campaign, resolve
 from schemas.canonical import read_bytes, read_model, sha256, write_model
 from schemas.errors import REFUSED, Refusal, run
 from schemas.observation import CacheGroup, ProbeRecord, WorkerRecord
 from schemas.profile import Diagnostics, Profile, ProfileGroup
 from schemas.request import Request, ResolvedDeployment
 
-CACHE_DTYPES = ("auto", "bfloat16")
-"""Engine settings whose cache elements are the label bfloat16 under a bfloat16 model."""
+CACHE_DTYPES = {"bfloat16": ("auto", "bfloat16"), "fp8": ("fp8", "fp8_e4m3")}
+"""Label of the KV cache -> the engine settings whose cache elements it names, under a bfloat16 model."""
 
 
 def profile_groups(groups: tuple[CacheGroup, ...], page_size_bytes: int) -> tuple[ProfileGroup, ...]:
@@ -89,8 +89,9 @@ def check_worker(deployment: ResolvedDeployment, request: Request, label: str, w
             "enable_expert_parallel": (deployment.topology.moe_ep > 1, worker.enable_expert_parallel),
         },
     )
-    if worker.cache_dtype not in CACHE_DTYPES:
-        yield f"{label}: cache_dtype: expected one of {CACHE_DTYPES}, found {worker.cache_dtype!r}"
+    dtypes = CACHE_DTYPES.get(deployment.precision.kv_cache, ())
+    if worker.cache_dtype not in dtypes:
+        yield f"{label}: cache_dtype: expected one of {dtypes}, found {worker.cache_dtype!r}"
     if worker.weights_bytes <= 0:
         yield f"{label}: weights_bytes: expected a positive count, found {worker.weights_bytes}"
     storages = {storage.storage_id: storage.size_bytes for storage in worker.storages}
@@ -102,18 +103,27 @@ def check_worker(deployment: ResolvedDeployment, request: Request, label: str, w
         end = last + (worker.num_blocks - 1) * allocation.block_stride
         if end >= allocation.size:
             yield f"{label}: tensor of {allocation.layers[0]}: last page: expected below {allocation.size}, found {end}"
+    if deployment.engine.enforce_eager and worker.cudagraph_mode != "NONE":
+        yield f"{label}: cudagraph_mode: expected NONE of an eager launch, found {worker.cudagraph_mode}"
+    element = KV_ELEMENT_BYTES[deployment.precision.kv_cache]
+    attention = {layer for group in worker.groups if group.kind == "attention" for layer in group.layer_names}
+    for layer in sorted(attention & worker.layer_tensors.keys()):
+        sizes = {tensor.element_size_bytes for tensor in worker.layer_tensors[layer]}
+        if sizes != {element}:
+            yield f"{label}: {layer}: expected elements of {element} bytes, found {sorted(sizes)}"
     owned = {layer for group in worker.groups for layer in group.layer_names}
     for layer in sorted(owned - worker.layer_tensors.keys()):
         yield f"{label}: layer_tensors: expected a bound tensor of {layer}, found none"
     for layer, tensors in worker.layer_tensors.items():
         for tensor in tensors:
-            reach = sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride_bytes, strict=True))
+            reach = sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride_bytes, strict=False))
             end = tensor.storage_offset_bytes + reach + tensor.element_size_bytes
-            if end > storages[tensor.storage_id]:
-                yield f"{label}: {layer}: expected a view inside {storages[tensor.storage_id]} bytes, found {end}"
+            size = storages.get(tensor.storage_id, 0)
+            if len(tensor.shape) != len(tensor.stride_bytes) or end > size:
+                yield f"{label}: {layer}: expected a view inside {size} bytes, found {end}"
 
 
-def check_cache(deployment: ResolvedDeployment, record: ProbeRecord) -> Iterator[str]:
+def check_cache(runtime: str, deployment: ResolvedDeployment, record: ProbeRecord) -> Iterator[str]:
     """Groups of known kinds, equal over ranks; the pool's count, its null block and its concurrency add up."""
     for scheduler in record.schedulers:
         label = f"{record.phase} scheduler dp{scheduler.dp_rank}"
@@ -121,6 +131,9 @@ def check_cache(deployment: ResolvedDeployment, record: ProbeRecord) -> Iterator
             if group.kind == "unsupported":
                 yield f"{label}: unsupported runtime cache spec {group.spec_type}"
         for worker in record.workers:
+            if worker.num_blocks != scheduler.num_blocks:
+                found = f"{worker.num_blocks} of worker tp{worker.tp_rank}, found {scheduler.num_blocks}"
+                yield f"{label}: num_blocks: expected {found}"
             if worker.groups != scheduler.groups:
                 yield f"{label}: groups: expected those of worker tp{worker.tp_rank}, found others"
         reserved = scheduler.num_blocks - scheduler.initial_free_blocks
@@ -128,6 +141,8 @@ def check_cache(deployment: ResolvedDeployment, record: ProbeRecord) -> Iterator
         yield from _differ(
             label,
             {
+                "runtime_version": (runtime, scheduler.runtime_version),
+                "async_scheduling": (False, scheduler.async_scheduling),
                 "reserved blocks": (len(scheduler.permanent_reserved_block_ids), reserved),
                 "watermark_blocks": (0, scheduler.watermark_blocks),
                 "enable_prefix_caching": (True, scheduler.enable_prefix_caching),
@@ -144,6 +159,11 @@ def check_cache(deployment: ResolvedDeployment, record: ProbeRecord) -> Iterator
             )
         if any(group.kind == "unsupported" for group in scheduler.groups):
             continue
+        if any(group.spec_type == "MambaSpec" for group in scheduler.groups):
+            blocks = {group.block_size_tokens for group in scheduler.groups if group.spec_type == "MambaSpec"}
+            for field, size in (("block_size", scheduler.block_size), ("hash_block_size", scheduler.hash_block_size)):
+                if blocks != {size}:
+                    yield f"{label}: {field}: expected the recurrent groups' block {sorted(blocks)}, found {size}"
         groups = profile_groups(scheduler.groups, 1)
         startup = startup_blocks_of_request(groups, limits.max_model_len, limits.max_num_tokens)
         concurrency = scheduler.num_blocks / startup
@@ -165,7 +185,7 @@ def diagnose(request: Request, deployment: ResolvedDeployment, records: list[Pro
         for worker in record.workers:
             label = f"{record.phase} worker dp{worker.dp_rank} tp{worker.tp_rank}"
             found.extend(check_worker(deployment, request, label, worker))
-        found.extend(check_cache(deployment, record))
+        found.extend(check_cache(request.runtime_backend_version, deployment, record))
     geometries = {tuple(scheduler.groups) for record in records for scheduler in record.schedulers}
     if len(geometries) > 1:
         found.append("groups: expected the same geometry in every phase and rank, found several")
@@ -203,6 +223,7 @@ def build_profile(
             "max_model_len": first.max_model_len,
             "weights_bytes": max(worker.weights_bytes for worker in workers),
             "device_name": workers[0].device_name,
+            "cudagraph_capture_sizes": workers[0].cudagraph_capture_sizes,
         }
     )
 

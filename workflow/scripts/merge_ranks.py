@@ -92,8 +92,8 @@ def check_fpm(fpm: Fpm, rank: int, benchmark_id: int, last_forward: int, file: P
     if measurement is UNSET:
         raise Refusal(f"measurement evidence missing or invalid: {where}", "benchmark_measurement", "nothing", file)
     raw = measurement.raw_fpms
-    if not 1 <= len(raw) <= measurement.expected_internal_samples:
-        raise Refusal(f"{evidence}: raw samples", f"1..{measurement.expected_internal_samples}", len(raw), file)
+    if not 2 <= len(raw) <= measurement.expected_internal_samples:
+        raise Refusal(f"{evidence}: raw samples", f"2..{measurement.expected_internal_samples}", len(raw), file)
     for index, sample in enumerate(raw):
         timing = sample.benchmark_sample.timing
         if sample.benchmark_sample.sample_index != index:
@@ -104,6 +104,10 @@ def check_fpm(fpm: Fpm, rank: int, benchmark_id: int, last_forward: int, file: P
             expected = f"more than {last_forward}"
             raise Refusal(f"{evidence}: forward_index", expected, sample.benchmark_sample.forward_index, file)
         last_forward = sample.benchmark_sample.forward_index
+        if not (math.isfinite(sample.wall_time) and sample.wall_time > 0):
+            raise Refusal(f"{evidence}: raw sample {index} wall_time", "a positive number", sample.wall_time, file)
+        if sample.scheduled_requests != fpm.scheduled_requests:
+            raise Refusal(f"{evidence}: raw sample {index} scheduled_requests", "the retained ones", "others", file)
         if timing.start_monotonic is not None:
             interval = timing.end_monotonic - timing.start_monotonic
             if not math.isclose(sample.wall_time, interval, rel_tol=1e-9, abs_tol=1e-9):
@@ -147,18 +151,20 @@ def merge(cell: FrozenCell, ranks: dict[Path, RankArtifact], sources: dict[str, 
     by_rank: dict[int, tuple[Path, RankArtifact]] = {}
     for file, artifact in ranks.items():
         check_complete(artifact, file)
-        if artifact.dp["rank"] in by_rank:
-            raise Refusal("dp.rank", "each rank once", artifact.dp["rank"], file)
-        by_rank[artifact.dp["rank"]] = (file, artifact)
+        if artifact.dp.rank in by_rank:
+            raise Refusal("dp.rank", "each rank once", artifact.dp.rank, file)
+        by_rank[artifact.dp.rank] = (file, artifact)
     world = list(range(cell.identity.topology.dp))
     if sorted(by_rank) != world:
         raise Refusal("dp ranks", world, sorted(by_rank), next(iter(ranks)).parent)
     reference_file, reference = by_rank[0]
-    if reference.config["mode"] != cell.identity.phase:
-        raise Refusal("config.mode", cell.identity.phase, reference.config["mode"], reference_file)
+    if reference.config.get("mode") != cell.identity.phase:
+        raise Refusal("config.mode", cell.identity.phase, reference.config.get("mode"), reference_file)
+    if reference.warmup_evidence.get("status") != "recorded":
+        raise Refusal("warmup_evidence.status", "recorded", reference.warmup_evidence.get("status"), reference_file)
     for file, artifact in by_rank.values():
-        if artifact.dp["size"] != len(world):
-            raise Refusal("dp.size", len(world), artifact.dp["size"], file)
+        if artifact.dp.size != len(world):
+            raise Refusal("dp.size", len(world), artifact.dp.size, file)
         for field in MUST_AGREE:
             if getattr(artifact, field) != getattr(reference, field):
                 raise Refusal(field, f"the value of {reference_file}", "another", file)

@@ -3,21 +3,21 @@
 import argparse
 
 from producer.graph import CampaignGraph
-from schemas.canonical import short, write_model
+from schemas.canonical import read_bytes, short, write_atomic, write_model
 from schemas.errors import Refusal, run
+from schemas.layout import scope_of
 from schemas.plan import Scope
 
 from campaign_argument import add_campaign, graph_of
-
-
-def scope_of(prefix: str) -> Scope:
-    return "smoke" if prefix else "formal"
 
 
 def write_plan(graph: CampaignGraph, scope: Scope) -> None:
     folder, planned = graph.plan_folder(scope), graph.planned(scope)
     for name, manifest in planned.manifests.items():
         write_model(folder / "points" / f"{name}.json", manifest)
+    for name in planned.manifests:
+        # The accepted profile as it was: what a later acceptance is compared with.
+        write_atomic(folder / "profiles" / f"{name}.json", read_bytes(graph.profile_file(name), "profile"))
     write_model(folder / "plan.json", planned.plan)
 
 

@@ -13,7 +13,7 @@ import yaml
 from schemas.canonical import canonical_bytes, digest, parse, read_bytes, read_model, read_yaml, sha256, write_atomic
 from schemas.errors import Refusal, run
 from schemas.evidence import CellEvidence, Readiness
-from schemas.layout import system_file
+from schemas.layout import cells_folder, pair_folder, system_file
 from schemas.native import MergedArtifact, read_struct
 from schemas.plan import FrozenCell, Plan
 from schemas.system import System
@@ -27,8 +27,6 @@ from schemas.table import (
     TIMING_BOUNDARY,
     Sidecar,
 )
-
-from assess_readiness import cells_folder
 
 PARQUET, SIDECAR = "fpm_forward_perf.parquet", "fpm_forward_perf.metadata.json"
 
@@ -50,7 +48,7 @@ def rows_of_cell(
     labels = {row.point.benchmark_id: label for row, label in zip(merged.results, evidence.formal_regimes, strict=True)}
     common = {
         "cell_id": f"fpm-{cell.digest[:16]}",
-        "model_path": cell.model,
+        "model_path": plan.deployments[cell.deployment].model,
         "system": plan.system,
         "backend": plan.backend,
         "backend_version": plan.backend_version,
@@ -65,7 +63,7 @@ def rows_of_cell(
         "attention_backend": "auto",
         "enable_wideep": False,
         "enable_eplb": False,
-        **LEGACY_IDENTITY,
+        **(LEGACY_IDENTITY if identity.execution_identity is None else identity.execution_identity.model_dump()),
         "workload_kind": identity.phase,
         "partition_policy": PARTITION,
         "runtime_backend_version": identity.runtime_backend_version,
@@ -117,13 +115,20 @@ def build(plan_file: Path) -> Publication:
         ):
             if found != entry.digest:
                 raise Refusal(f"{entry.name} {field}", entry.digest, found, folder)
+        merged_sha256 = sha256(read_bytes(folder / "merged.json", "merged artifact"))
+        if merged_sha256 != evidence.merged_sha256:
+            raise Refusal(f"{entry.name} merged_sha256", evidence.merged_sha256, merged_sha256, folder / "merged.json")
+        if len(evidence.formal_regimes) != len(merged.results):
+            labels = len(evidence.formal_regimes)
+            raise Refusal(f"{entry.name} formal_regimes", len(merged.results), labels, folder / "evidence.json")
         if evidence.state == "failed":
             raise Refusal(f"{entry.name} state", "recorded or unestablished", "failed", folder / "evidence.json")
         rows.extend(rows_of_cell(plan, plan_sha256, cell, merged, evidence))
         repeats.add((cell.identity.measurement.warmup_repeats, cell.identity.measurement.measurement_repeats))
     if len(repeats) != 1:
         raise Refusal("measurement", "one protocol over all cells", sorted(repeats), plan_file)
-    key = [name for name, _ in KEY_COLUMNS]
+    # A cell is no coordinate: loaders look rows up without it, so rows that differ in it alone collide there.
+    key = [name for name, _ in KEY_COLUMNS if name != "cell_id"]
     rows.sort(key=lambda row: tuple(row[name] for name in key))
     for first, second in pairwise(rows):
         if all(first[name] == second[name] for name in key):
@@ -174,10 +179,6 @@ def system_bytes(plan: Plan) -> bytes:
     return yaml.safe_dump(facts, sort_keys=False).encode()
 
 
-def pair_folder(plan_file: Path, plan: Plan) -> Path:
-    return plan_file.parent / "systems" / "data" / plan.system / plan.backend / plan.backend_version
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--plan", type=Path, required=True)
@@ -192,7 +193,7 @@ def main() -> None:
     if readiness.status != "ready":
         raise Refusal("readiness", "ready", f"{readiness.status}: {readiness.blockers[0]}", arguments.readiness)
     publication = build(arguments.plan)
-    folder = pair_folder(arguments.plan, plan)
+    folder = pair_folder(arguments.plan.parent, plan.system, plan.backend, plan.backend_version)
     # The parquet first: a crash between the two leaves a pair whose sha256 does not match, which loaders refuse.
     write_atomic(folder / PARQUET, publication.parquet)
     write_atomic(folder / SIDECAR, canonical_bytes(publication.sidecar))

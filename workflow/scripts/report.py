@@ -14,10 +14,9 @@ from plotly.subplots import make_subplots
 from schemas.canonical import read_bytes, read_model, sha256, short, write_atomic
 from schemas.errors import run
 from schemas.evidence import CellEvidence
+from schemas.layout import cells_folder
 from schemas.native import CellReceipt, MergedArtifact, read_struct
 from schemas.plan import DeploymentPlan, FrozenCell, Plan
-
-from assess_readiness import cells_folder
 
 TEMPLATES = Path(__file__).parent.parent / "templates"
 # Okabe and Ito's palette: told apart by people who see colours differently.

@@ -6,24 +6,20 @@ Native regime and stamps of a row must agree; the formal label is chosen by the 
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-NATIVE_STAMPS = {
-    "real_prefix": "prefill_real_seed",
-    "fake_prefix": "prefill_fake_prefix",
-    "real_kv": "kvwarm_real_kv",
-    "fake_fallback": "kvwarm_fake_fallback",
-}
-"""Native regime -> the one stamp that its rows carry; every other regime carries none of these."""
+from schemas.native import REGIME_STAMPS
 
 BALANCED_MOE = "moe_tp_balanced_by_construction"
 
 
 class Case(NamedTuple):
-    """What the classification looks at: phase, tokens read, stamps of the row, and the artifact's kvwarm block."""
+    """What the classification looks at: phase, tokens read, stamps of the row, the artifact's kvwarm block, and
+    whether the cell has an execution identity that consumers bind to a model config."""
 
     phase: str
     kv_read_tokens: int
     stamps: frozenset[str]
     kvwarm: dict[str, Any] | None
+    config_bound: bool = False
 
     @property
     def skip_reason(self) -> str | None:
@@ -36,7 +32,9 @@ class Rule(NamedTuple):
 
 
 FORMAL_RULES = (
-    Rule(lambda case: case.phase == "prefill", "n/a"),
+    Rule(lambda case: case.phase == "prefill" and not (case.config_bound and case.kv_read_tokens), "n/a"),
+    # A cached prefill of a config-bound model is recognised by its own seed: loaders accept no other label there.
+    Rule(lambda case: case.phase == "prefill" and "prefill_real_seed" in case.stamps, "real_kv"),
     Rule(lambda case: case.kvwarm is None, "legacy"),
     Rule(lambda case: case.skip_reason == BALANCED_MOE, f"skip:{BALANCED_MOE}"),
     Rule(lambda case: "kvwarm_real_kv" in case.stamps, "real_kv"),
@@ -44,13 +42,13 @@ FORMAL_RULES = (
     Rule(lambda case: case.skip_reason is not None, "fake_fallback"),
     Rule(lambda case: True, "legacy"),
 )
-"""The labels of a published row without a config-bound identity; the first match wins."""
+"""The labels of a published row; the first match wins."""
 
 
 def stamp_conflict(native_regime: str, sample_reasons: list[str]) -> str | None:
     """Why a row's native regime and its stamps contradict each other, or None."""
-    expected = {NATIVE_STAMPS[native_regime]} if native_regime in NATIVE_STAMPS else set()
-    found = set(sample_reasons) & set(NATIVE_STAMPS.values())
+    expected = {REGIME_STAMPS[native_regime]} if native_regime in REGIME_STAMPS else set()
+    found = set(sample_reasons) & set(REGIME_STAMPS.values())
     if expected == found:
         return None
     return f"kv_seed_regime {native_regime}: expected stamps {sorted(expected)}, found {sorted(found)}"
@@ -60,8 +58,12 @@ def formal_regime(case: Case) -> str:
     """The label of a published row.
 
     Raises:
-        ValueError: a point stamped as real although the whole configuration was skipped.
+        ValueError: a point stamped as real although the whole configuration was skipped, or a config-bound row that
+            reads a cache which no real tokens filled.
     """
     if "kvwarm_real_kv" in case.stamps and case.skip_reason is not None:
         raise ValueError(f"stamp kvwarm_real_kv: expected no skip_reason, found {case.skip_reason}")
-    return next(rule.label for rule in FORMAL_RULES if rule.when(case))
+    label = next(rule.label for rule in FORMAL_RULES if rule.when(case))
+    if case.config_bound and (case.phase == "decode" or case.kv_read_tokens) and label != "real_kv":
+        raise ValueError(f"kv_seed_regime of a config-bound row: expected real_kv, found {label}")
+    return label

@@ -2,7 +2,6 @@
 
 import argparse
 import os
-import sys
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -10,10 +9,10 @@ import pyarrow.parquet as pq
 from schemas.canonical import read_model
 from schemas.errors import run
 from schemas.evidence import Readiness
-from schemas.plan import Scope
+from schemas.plan import Plan, Scope
 
 from campaign_argument import add_campaign, graph_of
-from publish import PARQUET, pair_folder
+from publish import PARQUET
 
 FIRST_ROWS = 8
 
@@ -47,6 +46,19 @@ def print_first_rows(parquet: Path) -> None:
     print(f"… {table.num_rows} rows")
 
 
+def print_plan(plan: Plan) -> None:
+    """Cells of a plan, and what each deployment's planning dropped."""
+    for name, deployment in plan.deployments.items():
+        dropped = ", ".join(f"{count} {rule}" for rule, count in deployment.dropped.items()) or "nothing"
+        print(
+            f"{name}: {deployment.prefill_points} prefill and {deployment.decode_points} decode points "
+            f"({deployment.origin}), dropped {dropped}; "
+            f"{deployment.peak_blocks} of {deployment.free_blocks} blocks at most"
+        )
+    for cell in plan.cells:
+        print(f"  {cell.name}  {cell.points} points")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     add_campaign(parser)
@@ -56,7 +68,6 @@ def main() -> None:
         link(graph.layout.root / "request.json", Path(graph.request_file))
     if graph.missing_profiles or graph.unaccepted:
         return
-    blocked = False
     scopes: tuple[Scope, ...] = ("smoke", "formal")
     for scope in scopes:
         file = graph.plan_folder(scope) / "readiness.json"
@@ -65,15 +76,15 @@ def main() -> None:
             print(f"{scope}: {readiness.status} ({len(readiness.cells)} cells)")
             for blocker in readiness.blockers:
                 print(f"  {blocker}")
-            blocked = blocked or readiness.status != "ready"
-    folder = graph.plan_folder("formal")
+    folder, plan = graph.plan_folder("formal"), graph.planned("formal").plan
+    if (folder / "plan.json").exists():
+        print_plan(plan)
+        print(f"plan:    {folder / 'plan.json'}")
     if (folder / "final" / "finalization.json").exists():
         link(graph.layout.root / "current", folder)
-        parquet = pair_folder(folder / "plan.json", graph.planned("formal").plan) / PARQUET
-        print(f"\ntable:   {parquet}\nsystems: {folder / 'systems'}\nreport:  {folder / 'report.html'}\n")
+        parquet = Path(graph.pair(str(folder))) / PARQUET
+        print(f"table:   {parquet}\nsystems: {folder / 'systems'}\nreport:  {folder / 'report.html'}\n")
         print_first_rows(parquet)
-    if blocked:
-        sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Verify the evidence of one cell: what can be derived again is derived again, and every finding is written."""
 
 import argparse
+import math
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,17 +11,19 @@ import msgspec
 from msgspec import UNSET
 
 from producer.adapters import adapter_of, pins_digest
-from producer.artifact import assemble
+from producer.artifact import GC_POLICY, assemble, contract_of, producer_record
 from producer.contracts import CONTRACTS
 from producer.journal import Journal, read_journal
-from producer.seeding import prefix_of
+from producer.partition import RequestShape, request_shapes
 from producer.session import kv_seed_regime, prompts_of, repetition_requests
-from producer.tokens import GENERATOR, TokenStream
-from schemas.canonical import read_bytes, read_model, sha256, write_model
+from producer.tokens import TokenStream
+from schemas.canonical import digest, read_bytes, read_model, sha256, write_model
 from schemas.errors import Refusal, run
 from schemas.evidence import CellEvidence
+from schemas.journal import PointLine
 from schemas.native import CellReceipt, MergedArtifact, RankArtifact, read_struct
 from schemas.plan import FrozenCell
+from schemas.points import DecodePoint, Point
 
 from merge_ranks import merge_files
 from seed_regime import Case, formal_regime, stamp_conflict
@@ -54,34 +57,25 @@ def check_identity(files: CellFiles) -> Iterator[str]:
     cell, identity = files.cell, files.cell.identity
     if files.folder.name != cell.name:
         yield f"cell name: expected {files.folder.name}, found {cell.name}"
+    if identity.points_sha256 != digest(cell.points):
+        yield f"points_sha256: expected {identity.points_sha256}, found {digest(cell.points)}"
     for name, expected in files.receipt.files.items():
         found = sha256(read_bytes(files.folder / name, name))
         if found != expected:
             yield f"sha256 of {name}: expected {expected} of the receipt, found {found}"
-    contract = CONTRACTS.get(identity.contract)
-    if contract is None or contract.protocol != identity.producer_protocol:
-        yield f"contract: expected one of {sorted(CONTRACTS)} with its protocol, found {identity.contract}"
-    elif contract.measurement != identity.measurement:
-        yield f"measurement: expected {contract.measurement}, found {identity.measurement}"
-    producer = files.artifact.measurement_protocol.get("producer", {})
+    try:
+        contract_of(cell, files.folder)
+    except Refusal as refusal:
+        yield str(refusal)
     adapter = adapter_of(identity.runtime_backend_version, files.folder)
-    expected_producer = {
-        "contract": identity.contract,
-        "protocol": identity.producer_protocol,
-        "cell_digest": cell.digest,
-        "vllm_package_version": identity.runtime_backend_version,
-        "runtime_source_manifest_sha256": pins_digest(adapter),
-        "token_generator": GENERATOR,
-    }
-    for field, value in expected_producer.items():
-        if producer.get(field) != value:
-            yield f"producer.{field}: expected {value}, found {producer.get(field)}"
+    if identity.pins_sha256 != pins_digest(adapter):
+        yield f"pins_sha256: expected {pins_digest(adapter)} of this checkout, found {identity.pins_sha256}"
+    expected_producer = producer_record(cell, adapter.distribution, GC_POLICY)
     for session in files.journal.sessions:
-        if session.producer != producer:
-            yield f"session {session.session}: expected the artifact's producer record, found another"
-        if session.engine["versions"]["vllm"] != identity.runtime_backend_version:
-            found = session.engine["versions"]["vllm"]
-            yield f"session {session.session} vllm: expected {identity.runtime_backend_version}, found {found}"
+        for field in sorted(expected_producer.keys() | session.producer.keys()):
+            expected_value, value = expected_producer.get(field), session.producer.get(field)
+            if expected_value != value:
+                yield f"session {session.session} producer.{field}: expected {expected_value}, found {value}"
 
 
 def check_derivation(files: CellFiles) -> Iterator[str]:
@@ -89,8 +83,8 @@ def check_derivation(files: CellFiles) -> Iterator[str]:
     try:
         # Through JSON, as the file went: nested structs of free blocks become plain values.
         derived = msgspec.json.decode(msgspec.json.encode(assemble(files.cell, files.journal)), type=RankArtifact)
-    except ValueError as error:
-        yield f"repetitions.jsonl: {error}"
+    except (ValueError, KeyError, IndexError) as error:
+        yield f"repetitions.jsonl: {type(error).__name__}: {error}"
         return
     for field in derived.__struct_fields__:
         if getattr(derived, field) != getattr(files.artifact, field):
@@ -105,24 +99,73 @@ def check_derivation(files: CellFiles) -> Iterator[str]:
             yield f"merged.json {field}: expected what the rank artifacts hold, found another value"
 
 
+def check_repetitions(line: PointLine, point: Point, shapes: tuple[RequestShape, ...]) -> Iterator[str]:
+    """Every measured step, not only the kept one: the point's counts, the right interval, after its warm-ups."""
+    where = f"benchmark_id={line.benchmark_id}"
+    decode = isinstance(point, DecodePoint)
+    # What the engine's scheduler counts in the measured step, from the point alone.
+    new = 0 if decode else sum(shape.new_tokens for shape in shapes)
+    cached = 0 if decode else sum(shape.prefix for shape in shapes)
+    context = sum(shape.prompt + 1 for shape in shapes) if decode else 0
+    batch = len(shapes)
+    expected = (0 if decode else batch, new, cached, batch if decode else 0, context)
+    basis = "inter_output" if decode else "schedule_to_output"
+    last_forward = max((span.forward_index_end for span in line.warmups), default=0) - 1
+    last_end = 0.0
+    for repetition in line.repetitions:
+        name, counts = f"{where} repetition {repetition.ordinal}", repetition.scheduled_requests
+        found = (
+            counts.num_prefill_requests,
+            counts.sum_prefill_tokens,
+            counts.sum_prefill_kv_tokens,
+            counts.num_decode_requests,
+            counts.sum_decode_kv_tokens,
+        )
+        if found != expected:
+            yield f"{name} scheduled_requests: expected {expected}, found {found}"
+        if repetition.basis != basis:
+            yield f"{name} basis: expected {basis}, found {repetition.basis}"
+        if repetition.forward_index <= last_forward:
+            yield f"{name} forward_index: expected more than {last_forward}, found {repetition.forward_index}"
+        if not last_end <= repetition.start_monotonic < repetition.end_monotonic < math.inf:
+            found_interval = (repetition.start_monotonic, repetition.end_monotonic)
+            yield f"{name} interval: expected to rise from {last_end}, found {found_interval}"
+        last_forward, last_end = repetition.forward_index, repetition.end_monotonic
+
+
+def check_seeding(files: CellFiles) -> Iterator[str]:
+    """Every prefix that a point reads was computed before it by real requests, in the same engine start."""
+    points = files.cell.points.points()
+    seeded: set[tuple[int, int, int]] = set()
+    for line in files.journal.points:
+        seeded.update((line.session, seed.slot, seed.prefix_tokens) for seed in line.seeds)
+        if not 1 <= line.benchmark_id <= len(points):
+            continue
+        shapes = request_shapes(points[line.benchmark_id - 1], files.cell.cache_hit_alignment_tokens)
+        for slot, shape in enumerate(shapes):
+            if shape.prefix and (line.session, slot, shape.prefix) not in seeded:
+                where = f"benchmark_id={line.benchmark_id} slot {slot}"
+                yield f"{where}: expected a seed of {shape.prefix} tokens before it, found none"
+
+
 def check_points(files: CellFiles) -> Iterator[str]:
     """Every point ran as often as its contract says, with the prompts that its specification gives."""
-    cell = files.cell
-    contract = CONTRACTS.get(cell.identity.contract)
-    if contract is None:
-        return
+    cell, measurement = files.cell, files.cell.identity.measurement
+    contract = contract_of(cell, files.folder)
     points = cell.points.points()
-    seed = files.artifact.measurement_protocol.get("producer", {}).get("token_seed", "")
-    stream = TokenStream(seed, cell.vocab_size)
+    stream = TokenStream(cell.identity.token_seed, cell.vocab_size)
     for line in sorted(files.journal.points, key=lambda line: line.benchmark_id):
         where = f"benchmark_id={line.benchmark_id}"
         if not 1 <= line.benchmark_id <= len(points):
             yield f"{where}: expected 1..{len(points)}"
             continue
         point = points[line.benchmark_id - 1]
+        shapes = request_shapes(point, cell.cache_hit_alignment_tokens)
+        warmups = sum(span.kind == "eager_shape" for span in line.warmups)
         for name, found, expected in (
-            ("measurements", len(line.repetitions), contract.measurement.measurement_repeats),
-            ("warm-ups", len(line.warmup_ordinals), contract.measurement.warmup_repeats),
+            ("measurements", len(line.repetitions), measurement.measurement_repeats),
+            ("warm-ups", len(line.warmup_ordinals), measurement.warmup_repeats),
+            ("recorded warm-up spans", warmups, measurement.warmup_repeats),
         ):
             if found != expected:
                 yield f"{where} {name}: expected {expected}, found {found}"
@@ -134,9 +177,9 @@ def check_points(files: CellFiles) -> Iterator[str]:
             yield f"{where} ordinals: expected each of 0..{len(ordinals) - 1} once, found {sorted(ordinals)}"
         if line.kv_seed_regime != kv_seed_regime(point):
             yield f"{where} kv_seed_regime: expected {kv_seed_regime(point)}, found {line.kv_seed_regime}"
-        prefix = prefix_of(point, cell.cache_hit_alignment_tokens)
+        yield from check_repetitions(line, point, shapes)
         for index, repetition in enumerate(line.repetitions):
-            requests = repetition_requests(stream, cell.identity.phase, point, prefix, repetition.ordinal)
+            requests = repetition_requests(stream, cell.identity.phase, point, shapes, repetition.ordinal)
             derived = prompts_of(requests)
             if derived.sha256 != repetition.prompts_sha256:
                 yield f"{where} repetition {repetition.ordinal}: prompts are not those of the specification"
@@ -144,9 +187,37 @@ def check_points(files: CellFiles) -> Iterator[str]:
                 yield f"{where}: recorded prompts are not those of measurement 1"
 
 
+def check_engine(files: CellFiles) -> Iterator[str]:
+    """The engine says of itself what the cell's identity says."""
+    identity = files.cell.identity
+    for session in files.journal.sessions:
+        engine, graph = session.engine, session.engine.get("graph", {})
+        parallel, scheduler = engine.get("parallel", {}), engine.get("scheduler", {})
+        facts = {
+            "versions.vllm": (identity.runtime_backend_version, engine.get("versions", {}).get("vllm")),
+            "kv_cache.enable_prefix_caching": (True, engine.get("kv_cache", {}).get("enable_prefix_caching")),
+            "scheduler.async_scheduling": (False, scheduler.get("async_scheduling")),
+            "scheduler.max_num_batched_tokens": (
+                identity.limits.max_num_tokens,
+                scheduler.get("max_num_batched_tokens"),
+            ),
+            "scheduler.max_num_seqs": (identity.limits.max_batch_size, scheduler.get("max_num_seqs")),
+            "parallel.tensor_parallel_size": (identity.topology.tp, parallel.get("tensor_parallel_size")),
+            "parallel.data_parallel_size": (identity.topology.dp, parallel.get("data_parallel_size")),
+            "parallel.enable_expert_parallel": (identity.topology.moe_ep > 1, parallel.get("enable_expert_parallel")),
+            "speculative": (None, engine.get("speculative", "absent")),
+        }
+        if identity.engine.enforce_eager:
+            facts["graph.cudagraph_mode"] = ("NONE", graph.get("cudagraph_mode"))
+        for field, (expected, found) in facts.items():
+            if expected != found:
+                yield f"session {session.session} engine.{field}: expected {expected}, found {found}"
+
+
 def classify(files: CellFiles) -> tuple[list[str], list[str]]:
     """Formal label of each row of the merged file, and the contradictions found on the way."""
     labels, conflicts = [], []
+    config_bound = files.cell.identity.execution_identity is not None
     kvwarm = None if files.merged.kvwarm is UNSET else files.merged.kvwarm
     for row in files.merged.results:
         where = f"benchmark_id={row.point.benchmark_id}"
@@ -154,8 +225,9 @@ def classify(files: CellFiles) -> tuple[list[str], list[str]]:
         if conflict:
             conflicts.append(f"{where} {conflict}")
         stamps = frozenset(row.point.sample_reasons)
+        case = Case(row.point.point_type, row.point.total_kv_read_tokens, stamps, kvwarm, config_bound)
         try:
-            labels.append(formal_regime(Case(row.point.point_type, row.point.total_kv_read_tokens, stamps, kvwarm)))
+            labels.append(formal_regime(case))
         except ValueError as error:
             conflicts.append(f"{where} {error}")
     return labels, conflicts
@@ -178,7 +250,10 @@ def gaps_of(files: CellFiles) -> list[str]:
 def verify(files: CellFiles) -> CellEvidence:
     """The verdict on one cell, with all findings."""
     labels, conflicts = classify(files)
-    failures = [*check_identity(files), *check_derivation(files), *check_points(files), *conflicts]
+    checks = (check_identity, check_engine, check_derivation, check_seeding)
+    failures = [failure for check in checks for failure in check(files)] + conflicts
+    if files.cell.identity.contract in CONTRACTS:
+        failures += check_points(files)
     gaps = gaps_of(files)
     return CellEvidence(
         cell_digest=files.cell.digest,
