@@ -174,9 +174,7 @@ def _check_limits(field: str, deployment: Deployment, config: ModelConfig, syste
         element = KV_ELEMENT_BYTES[deployment.precision.kv_cache]
         token = need.kv_elements_per_token * element // min(tp, need.num_key_value_heads)
         if 0 < kv_bytes < token * limits.max_model_len:
-            wanted = (
-                f"at least {token * limits.max_model_len}, a request of limits.max_model_len {limits.max_model_len}"
-            )
+            wanted = f"at least {token * limits.max_model_len}, one request of {limits.max_model_len} tokens"
             raise Refusal(f"{field}.engine.kv_cache_memory_bytes", wanted, kv_bytes, file)
         weights = need.weights * LEAST_WEIGHT_BYTES.get(config.quantization.gemm, 0.5) / tp
         if weights + kv_bytes > system.gpu.mem_capacity:

@@ -23,6 +23,7 @@ def main() -> None:
     arguments = parser.parse_args()
     graph = graph_of(arguments)
     plan = read_model(Plan, arguments.plan, "plan")
+    graph.require_accepted()
 
     planned = graph.planned("formal")
     if planned.plan != plan:
@@ -31,7 +32,6 @@ def main() -> None:
         file = arguments.plan.parent / "points" / f"{name}.json"
         if sha256(read_bytes(file, "point list")) != digest(manifest):
             raise Refusal("point list", digest(manifest), sha256(read_bytes(file, "point list")), file)
-    graph.require_accepted()
     gaps: list[str] = []
     for entry in plan.cells:
         folder = cells_folder(arguments.plan) / entry.name
