@@ -331,6 +331,19 @@ def test_a_dense_model_with_data_parallel_ranks_is_refused_with_the_reason(proje
     )
 
 
+def test_a_model_with_sharded_engrams_is_measured_eagerly_or_refused(project: Workspace):
+    file = project.root / "config/campaigns/qwen3-8b-h200.yaml"
+    text = file.read_text().replace("topology: {tp: 1}", "topology: {tp: 1}\n    engram_residency: hbm_tp_sharded", 1)
+    file.write_text(text)
+    assert refused(project, "--config", "campaign=qwen3-8b-h200") == (
+        "deployments.tp1.engine.enforce_eager: expected true: a dsv41 cell is eager, found false: "
+        "config/campaigns/qwen3-8b-h200.yaml"
+    )
+    eager = "engine: {enforce_eager: true, load_format"
+    file.write_text(text.replace("engine: {load_format", eager, 1))
+    assert project.dry_run("--config", "campaign=qwen3-8b-h200")
+
+
 def test_two_deployments_that_a_table_cannot_tell_apart(project: Workspace):
     file = project.root / "config/campaigns/qwen3-8b-h200.yaml"
     text = file.read_text().replace("topology: {tp: 2}", "topology: {tp: 1}").replace("gres: gpu:2", "gres: gpu:1")
