@@ -12,7 +12,7 @@ TORCH_INDEX ?=
 PIP := .venv/bin/pip --disable-pip-version-check
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
-.PHONY: demo test env lint types consumer bench clean
+.PHONY: demo test test-oracle-vllm-033 env lint types consumer bench clean
 
 env: .venv/installed-$(ENGINE)
 
@@ -22,6 +22,16 @@ demo: .venv/installed-cpu
 
 test: .venv/installed-cpu .consumer-venv/installed
 	python -m pytest
+
+# The proof with the scheduler of vLLM 0.33.0: only its Python files are needed, no GPU.
+VLLM_033 ?= .vllm-0.33.0
+test-oracle-vllm-033: .venv/installed-cpu $(VLLM_033)/vllm
+	PASSGRID_VLLM_033=$(abspath $(VLLM_033)) python -m pytest tests/producer/test_scheduler_oracle.py -k 033
+
+$(VLLM_033)/vllm:
+	$(PIP) download --quiet --no-deps --only-binary :all: --dest $(VLLM_033) vllm==0.33.0
+	python -m zipfile -e $(VLLM_033)/vllm-0.33.0-*.whl $(VLLM_033)
+	rm $(VLLM_033)/vllm-0.33.0-*.whl
 
 lint: .venv/installed-cpu
 	ruff check .

@@ -4,13 +4,16 @@ from collections import Counter
 from typing import NamedTuple
 
 from producer.align import AlignRule, runs_in_one_step
-from producer.capacity import blocks_of_request, estimated_blocks_of_request
+from producer.capacity import blocks_of_requests, blocks_to_seed, estimated_blocks_of_request
 from producer.partition import RequestShape, request_shapes
 from schemas.points import DecodePoint, Point, PointManifest, PrefillPoint
 from schemas.profile import Profile
 
-DROP_RULES = ("imbalanced", "batch", "split", "token_budget", "context", "prefix", "align", "capacity")
-"""Why a point is dropped, in the order in which the rules are asked; the first that applies is counted."""
+DROP_RULES = ("imbalanced", "batch", "split", "token_budget", "context", "prefix", "align", "capacity", "seeding")
+"""Why a point is dropped, in the order in which the rules are asked; the first that applies is counted.
+
+`seeding` alone is cautious: the pool may be too small for the prefixes of all slots to survive each other's seeding.
+"""
 
 
 class Admitted(NamedTuple):
@@ -46,7 +49,9 @@ def final_tokens(point: Point, shape: RequestShape) -> int:
 
 def blocks_of_point(profile: Profile, point: Point, shapes: tuple[RequestShape, ...]) -> int:
     """Blocks of the pool that the requests of a point hold together at their peak."""
-    return sum(blocks_of_request(profile.groups, shape.prefix, final_tokens(point, shape)) for shape in shapes)
+    more = (1, 2) if isinstance(point, DecodePoint) else ()
+    requests = [[shape.prefix, shape.prompt, *(shape.prompt + step for step in more)] for shape in shapes]
+    return blocks_of_requests(profile.groups, requests)
 
 
 def drop_rule(profile: Profile, point: Point) -> str | None:
@@ -72,6 +77,9 @@ def drop_rule(profile: Profile, point: Point) -> str | None:
         return "align"
     if blocks_of_point(profile, point, shapes) > profile.free_blocks:
         return "capacity"
+    prefixes = [shape.prefix for shape in shapes]
+    if blocks_to_seed(profile.groups, prefixes, profile.max_num_tokens) > profile.free_blocks:
+        return "seeding"
     return None
 
 

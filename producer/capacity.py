@@ -7,28 +7,67 @@ def ceil_div(a: int, b: int) -> int:
     return -(-a // b)
 
 
-def blocks_of_request(groups: tuple[ProfileGroup, ...], prefix_tokens: int, total_tokens: int) -> int:
-    """Blocks that one request holds while it computes tokens [prefix_tokens, total_tokens) of itself in one step.
+def blocks_in_step(group: ProfileGroup, computed: int, after: int, first: bool) -> int:
+    """Blocks of one group that a request holds when a step has taken it from `computed` to `after` tokens.
 
-    Full attention holds everything; a sliding window holds the blocks that the window of the first new token
-    reaches; a ring or tail holds its own; a recurrent group holds its running state, beside it the state block
-    that the prefix hit (it stays resident), and a checkpoint block when one is used.
-    Exact on all points of the frozen GLM-5.3-Flash lists against vLLM 0.33.0's own scheduler.
+    `first` says whether the step is its first, in which `computed` tokens are a prefix hit.
+
+    Full attention holds everything; a sliding window the blocks that the window of the step's first token reaches; a
+    ring or tail its own. A recurrent group holds its running state; beside it, in the first step, the state block
+    that the prefix hit and a checkpoint block when one is used; in a later step that crosses into another block, the
+    state block it leaves (vLLM v1/core/single_type_kv_cache_manager.py, MambaManager.remove_skipped_blocks and
+    allocate_new_blocks).
+    """
+    size = group.block_size_tokens
+    if group.spec_type == "MambaSpec":
+        running = group.blocks_per_request or 1
+        if first:
+            checkpoint = group.prefill_checkpoint_blocks if after - computed > size else 0
+            return running + (1 if computed else 0) + (checkpoint or 0)
+        return running + (1 if ceil_div(after, size) > ceil_div(computed, size) else 0)
+    if group.kind == "state":
+        return group.blocks_per_request or 1
+    skipped = 0
+    if group.sliding_window is not None:
+        skipped = max(0, computed - group.sliding_window + 1) // size
+    return ceil_div(after, size) - skipped
+
+
+def blocks_of_requests(groups: tuple[ProfileGroup, ...], requests: list[list[int]]) -> int:
+    """Most blocks of the pool that requests in lockstep hold together.
+
+    Each request is its computed tokens before its first step and after each step: [prefix, prompt, prompt + 1, ...].
+    Within a step the scheduler serves them one after the other, so the peak may lie between two of them.
+    """
+    held = [0] * len(requests)
+    peak = 0
+    for step in range(1, len(requests[0])):
+        for slot, tokens in enumerate(requests):
+            computed, after = tokens[step - 1], tokens[step]
+            held[slot] = sum(blocks_in_step(group, computed, after, step == 1) for group in groups)
+            peak = max(peak, sum(held))
+    return peak
+
+
+def blocks_to_seed(groups: tuple[ProfileGroup, ...], prefixes: list[int], max_num_tokens: int) -> int:
+    """Blocks within which the prefixes of all slots can surely be seeded together and then be found.
+
+    What must stay cached of each prefix, and beside it what a seed may hold while it runs: never too few, so that no
+    seed evicts another slot's prefix.
     """
     blocks = 0
-    for group in groups:
-        size = group.block_size_tokens
-        if group.kind == "state":
-            blocks += group.blocks_per_request or 1
+    for prefix in prefixes:
+        for group in groups if prefix else ():
+            size, window = group.block_size_tokens, group.sliding_window
             if group.spec_type == "MambaSpec":
-                blocks += 1 if prefix_tokens > 0 else 0
-                if group.prefill_checkpoint_blocks and total_tokens - prefix_tokens > size:
-                    blocks += group.prefill_checkpoint_blocks
-        else:
-            skipped = 0
-            if group.sliding_window is not None:
-                skipped = max(0, prefix_tokens - group.sliding_window + 1) // size
-            blocks += ceil_div(total_tokens, size) - skipped
+                blocks += 1 + 2 + (group.prefill_checkpoint_blocks or 0)
+            elif group.kind == "state":
+                blocks += group.blocks_per_request or 1
+            elif window is None:
+                blocks += ceil_div(prefix + 1, size)
+            else:
+                blocks += min(ceil_div(prefix + 1, size), ceil_div(window - 1 + max_num_tokens, size) + 1)
+                blocks += min(prefix // size, ceil_div(window - 1, size))
     return blocks
 
 

@@ -1,6 +1,6 @@
 import pytest
 
-from producer.capacity import blocks_of_request, startup_blocks_of_request
+from producer.capacity import blocks_of_requests, blocks_to_seed, startup_blocks_of_request
 from schemas.profile import ProfileGroup
 
 
@@ -21,24 +21,51 @@ GLM = (
 
 
 @pytest.mark.parametrize(
-    ("groups", "prefix", "total", "expected"),
+    ("groups", "tokens", "expected"),
     [
-        ((FULL,), 0, 1, 1),
-        ((FULL,), 0, 128, 1),
-        ((FULL,), 128, 129, 2),
+        ((FULL,), [0, 1], 1),
+        ((FULL,), [0, 128], 1),
+        ((FULL,), [128, 129], 2),
         # The first new token sees tokens 513..1024: blocks 0 to 3 are behind the window.
-        ((WINDOW,), 1024, 1025, 9 - 4),
-        ((WINDOW,), 0, 1024, 8),
-        ((STATE,), 0, 256, 1),
-        ((STATE,), 256, 300, 2),
-        # batch 32 of 61 blocks, 4 states with their hit and checkpoint, one tail: the largest of the frozen GLM list.
-        (GLM, 131072 - 8192, 131072, 61 + 1 + 4 * 3),
-        (GLM, 2176, 4352, 2 + 1 + 4 * 2),
-        (GLM, 0, 2176, 1 + 1 + 4),
+        ((WINDOW,), [1024, 1025], 9 - 4),
+        ((WINDOW,), [0, 1024], 8),
+        ((STATE,), [0, 256], 1),
+        # The hit state block stays beside the running one for the first step, and no longer.
+        ((STATE,), [256, 300], 2),
+        ((STATE,), [256, 300, 301, 302], 2),
+        # A decode step that crosses into another block holds the state it leaves beside the one it makes.
+        ((STATE,), [0, 255, 256, 257], 2),
+        ((STATE, group("FullAttentionSpec", 256)), [0, 255, 256, 257], 2 + 2),
+        ((STATE, group("FullAttentionSpec", 256)), [256, 511, 512, 513], 3 + 2),
+        # 61 blocks, a tail, 4 states with their hit and checkpoint: the largest request of the frozen GLM list.
+        (GLM, [131072 - 8192, 131072], 61 + 1 + 4 * 3),
+        (GLM, [2176, 4352], 2 + 1 + 4 * 2),
+        (GLM, [0, 2176], 1 + 1 + 4),
     ],
 )
-def test_blocks_of_one_request_at_its_peak(groups, prefix, total, expected):
-    assert blocks_of_request(groups, prefix, total) == expected
+def test_blocks_of_one_request_at_its_peak(groups, tokens, expected):
+    assert blocks_of_requests(groups, [tokens]) == expected
+
+
+def test_requests_are_served_one_after_the_other_within_a_step():
+    # First step: 1 and, with its hit, 2. Second: slot 0 crosses and holds 2 while slot 1, served after it, still has 2.
+    assert blocks_of_requests((STATE,), [[0, 256, 257], [256, 300, 301]]) == 2 + 2
+    # The other way round slot 1 gives up its hit before slot 0 crosses: never more than 3.
+    assert blocks_of_requests((STATE,), [[256, 300, 301], [0, 256, 257]]) == 3
+
+
+@pytest.mark.parametrize(
+    ("groups", "prefixes", "expected"),
+    [
+        ((FULL,), [0, 0], 0),
+        ((FULL,), [256, 128], 3 + 2),
+        # Four blocks of the window stay; a seed holds a step of 2,048 tokens and its window, at most its own 9 blocks.
+        ((WINDOW,), [1024], 9 + 4),
+        ((STATE,), [256], 3),
+    ],
+)
+def test_blocks_within_which_prefixes_can_be_seeded(groups, prefixes, expected):
+    assert blocks_to_seed(groups, prefixes, 2048) == expected
 
 
 @pytest.mark.parametrize(
