@@ -26,7 +26,7 @@ test: .venv/installed-cpu .consumer-venv/installed
 # The proof with the scheduler of vLLM 0.33.0: only its Python files are needed, no GPU.
 VLLM_033 ?= .vllm-0.33.0
 test-oracle-vllm-033: .venv/installed-cpu $(VLLM_033)/vllm
-	PASSGRID_VLLM_033=$(abspath $(VLLM_033)) python -m pytest tests/producer/test_scheduler_oracle.py -k 033
+	PASSGRID_VLLM_033=$(abspath $(VLLM_033)) python -m pytest tests/producer/test_scheduler_oracle.py -k 0_33
 
 $(VLLM_033)/vllm:
 	$(PIP) download --quiet --no-deps --only-binary :all: --dest $(VLLM_033) vllm==0.33.0

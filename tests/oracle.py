@@ -46,12 +46,15 @@ from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
 from producer.admission import blocks_of_point, drop_rule
+from producer.contracts import GENERIC
 from producer.grids import candidates, glm53flash
 from producer.partition import RequestShape, request_shapes
-from producer.session import DECODE_MAX_TOKENS, expected_chunks
+from producer.session import DECODE_MAX_TOKENS, Chunk, MeasurementFailed, Step, expected_chunks, measure
 from producer.tokens import TokenStream
 from schemas.canonical import read_model
-from schemas.points import DecodePoint, Point, point_key
+from schemas.journal import PointLine
+from schemas.native import CudagraphObservation
+from schemas.points import DecodePoint, Phase, Point
 from schemas.profile import Profile, ProfileGroup
 from schemas.request import Grid
 
@@ -63,6 +66,9 @@ BlockHasher = Callable[[Request], list[BlockHash]]
 LIMIT_OF_STEPS = 10_000
 """Steps of one submission after which the scheduler is thought to run in circles."""
 
+REPETITIONS = 3
+"""Repetitions of a point in a row. A prefix that the first one lets go of is lost to the second."""
+
 NOT_ASKABLE = ("imbalanced", "split", "context", "prefix")
 """Drop rules that say that a point cannot be asked of the engine; all others say that it would run otherwise."""
 
@@ -71,7 +77,7 @@ logging.getLogger("vllm.v1.core.block_pool").setLevel(logging.WARNING)
 
 
 class Run(NamedTuple):
-    """What the scheduler did with one submission.
+    """What the scheduler did with requests that entered together.
 
     `peak_blocks` counts blocks of the pool that were not free at once, without the null block. `unfinished` are the
     slots that it did not serve to their end, because nothing more could run.
@@ -203,6 +209,13 @@ def scheduler_of(profile: Profile) -> Scheduler:
     return Scheduler(config, cache, grammar, block, hash_block, log_stats=False)
 
 
+class Prompt(NamedTuple):
+    """The tokens of a request, and who names its whole blocks for the prefix cache."""
+
+    tokens: list[int]
+    hasher: BlockHasher
+
+
 class NamedBlocks:
     """Block hashes without hashing: blocks of a slot's prefix stream have the slot's name, all others are unique.
 
@@ -214,9 +227,8 @@ class NamedBlocks:
         self._block = block
         self._serial = itertools.count()
 
-    def prompt(self, slot: int, prefix: int, length: int, purpose: str) -> tuple[list[int], BlockHasher]:
-        """A prompt of `length` tokens, of which the first `prefix` are the slot's own stream."""
-        block, shared, serial = self._block, prefix // self._block, next(self._serial)
+    def prompt(self, slot: int, shape: RequestShape) -> Prompt:
+        block, shared, serial = self._block, shape.prefix // self._block, next(self._serial)
 
         def names(request: Request) -> list[BlockHash]:
             return [
@@ -224,7 +236,7 @@ class NamedBlocks:
                 for index in range(len(request.block_hashes), request.num_tokens // block)
             ]
 
-        return [0] * length, names
+        return Prompt([0] * shape.prompt, names)
 
 
 class HashedTokens:
@@ -236,9 +248,12 @@ class HashedTokens:
         self._hasher = get_request_block_hasher(block, sha256)
         self._serial = itertools.count()
 
-    def prompt(self, slot: int, prefix: int, length: int, purpose: str) -> tuple[list[int], BlockHasher]:
-        """A prompt of `length` tokens, of which the first `prefix` are the slot's own stream."""
-        return self._stream.prompt(purpose, next(self._serial), slot, prefix, length).tolist(), self._hasher
+    def prompt(self, slot: int, shape: RequestShape) -> Prompt:
+        return self.given(self._stream.prompt("oracle", next(self._serial), slot, shape.prefix, shape.prompt).tolist())
+
+    def given(self, tokens: list[int]) -> Prompt:
+        """A prompt of these very tokens."""
+        return Prompt(tokens, self._hasher)
 
 
 class Oracle:
@@ -252,7 +267,7 @@ class Oracle:
     def __init__(self, profile: Profile, content: type[NamedBlocks] | type[HashedTokens] = NamedBlocks) -> None:
         self.profile = profile
         self.scheduler = scheduler_of(profile)
-        self._content = content(profile.hash_block_size)
+        self.content = content(profile.hash_block_size)
         self._sampling = {
             count: SamplingParams(temperature=0.0, max_tokens=count, ignore_eos=True)
             for count in (1, DECODE_MAX_TOKENS)
@@ -273,32 +288,34 @@ class Oracle:
 
         pool.get_new_blocks = get_new_blocks
 
-    def run(self, point: Point) -> Run:
-        """One repetition of `point` after seeding: its steps and its blocks."""
+    def run(self, point: Point, repetitions: int = REPETITIONS) -> list[Run]:
+        """Repetitions of `point` after one seeding, as the producer measures: each has to find the prefix again."""
         if not self.scheduler.reset_prefix_cache():
             raise AssertionError("the pool still holds blocks of an earlier run")
         shapes = request_shapes(point, self.profile.cache_hit_alignment_tokens)
         self.seed(shapes)
-        purpose = point_key("decode" if isinstance(point, DecodePoint) else "prefill", point)
-        generated = DECODE_MAX_TOKENS if isinstance(point, DecodePoint) else 1
-        return self.submit({slot: (shape, generated) for slot, shape in enumerate(shapes)}, purpose)
+        generated = generated_tokens(point)
+        return [
+            self.submit({slot: (self.content.prompt(slot, shape), generated) for slot, shape in enumerate(shapes)})
+            for _ in range(repetitions)
+        ]
 
     def seed(self, shapes: Iterable[RequestShape]) -> None:
         """Leave each slot's prefix in the cache as `producer.session` does: all seeds together, a token longer each."""
         seeds = {
-            slot: (RequestShape(shape.prefix, shape.prefix + 1), 1) for slot, shape in enumerate(shapes) if shape.prefix
+            slot: (self.content.prompt(slot, RequestShape(shape.prefix, shape.prefix + 1)), 1)
+            for slot, shape in enumerate(shapes)
+            if shape.prefix
         }
-        self.submit(seeds, "seed")
+        self.submit(seeds)
 
-    def submit(self, requests: dict[int, tuple[RequestShape, int]], purpose: str) -> Run:
-        """Submit (shape, generated tokens) of each slot together and step until nothing more runs."""
+    def submit(self, requests: dict[int, tuple[Prompt, int]]) -> Run:
+        """Submit (prompt, generated tokens) of each slot together and step until nothing more runs."""
         scheduler = self.scheduler
-        pool = scheduler.kv_cache_manager.block_pool
-        before = self._fewest_free = pool.get_num_free_blocks()
+        before = self._fewest_free = scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
         slots = {}
-        for slot, (shape, generated) in requests.items():
-            prompt, hasher = self._content.prompt(slot, shape.prefix, shape.prompt, purpose)
-            request = Request(f"{next(self._serial)}", prompt, self._sampling[generated], None, block_hasher=hasher)
+        for slot, ((tokens, hasher), generated) in requests.items():
+            request = Request(f"{next(self._serial)}", tokens, self._sampling[generated], None, block_hasher=hasher)
             slots[request.request_id] = (slot, request)
             scheduler.add_request(request)
         steps = list(itertools.islice(self._steps(), LIMIT_OF_STEPS))
@@ -342,6 +359,11 @@ def chunks_of(output: SchedulerOutput) -> dict[str, tuple[int, int]]:
     return {
         request_id: (computed[request_id], scheduled) for request_id, scheduled in output.num_scheduled_tokens.items()
     }
+
+
+def generated_tokens(point: Point) -> int:
+    """Tokens that each request of a point generates."""
+    return DECODE_MAX_TOKENS if isinstance(point, DecodePoint) else 1
 
 
 def expected_steps(point: Point, shapes: tuple[RequestShape, ...]) -> list[Chunks]:
@@ -406,9 +428,8 @@ def is_askable(profile: Profile, point: Point, rule: str | None) -> bool:
     """Whether an engine takes the requests of a point: it refuses prompts beyond its context."""
     if rule in NOT_ASKABLE:
         return False
-    generated = DECODE_MAX_TOKENS if isinstance(point, DecodePoint) else 1
     shapes = request_shapes(point, profile.cache_hit_alignment_tokens)
-    return all(shape.prompt + generated <= profile.max_model_len for shape in shapes)
+    return all(shape.prompt + generated_tokens(point) <= profile.max_model_len for shape in shapes)
 
 
 def verdict(rule: str | None, as_planned: bool, held: int, blocks: int) -> str | None:
@@ -434,17 +455,60 @@ def prove(profile: Profile, points: Iterable[Point], engine: Profile | None = No
             proof.not_askable[rule or "context"] += 1
             continue
         shapes = request_shapes(point, profile.cache_hit_alignment_tokens)
-        steps, blocks, run = expected_steps(point, shapes), blocks_of_point(profile, point, shapes), oracle.run(point)
-        as_planned = run.steps == steps and not run.unfinished and not run.preemptions
-        if (what := verdict(rule, as_planned, run.peak_blocks, blocks)) is not None:
-            proof.disagreements.append(Disagreement(what, rule, point, steps, blocks, run))
+        steps, blocks = expected_steps(point, shapes), blocks_of_point(profile, point, shapes)
+        runs = oracle.run(point)
+        others = [run for run in runs if run.steps != steps or run.unfinished or run.preemptions]
+        held = max(run.peak_blocks for run in runs)
+        if (what := verdict(rule, not others, held, blocks)) is not None:
+            proof.disagreements.append(Disagreement(what, rule, point, steps, blocks, (others or runs)[0]))
         if rule is None:
             proof.kept += 1
-            proof.exact += run.peak_blocks == blocks
+            proof.exact += held == blocks
         else:
             proof.dropped[rule] += 1
     proof.seconds = time.perf_counter() - began
     return proof
+
+
+class Cell(NamedTuple):
+    """What the producer's own conversation made of a point list; `failure` is why it could not go on."""
+
+    lines: list[PointLine]
+    failure: str | None
+
+
+def measure_cell(profile: Profile, phase: Phase, points: tuple[Point, ...]) -> Cell:
+    """Hold the producer's conversation with the scheduler: its order, its seeds, its tokens, its verdicts."""
+    oracle, lines, forwards = Oracle(profile, HashedTokens), [], itertools.count()
+    few = GENERIC.measurement.model_copy(update={"warmup_repeats": 1, "measurement_repeats": 3})
+    contract, stream = GENERIC._replace(measurement=few), TokenStream("oracle", 50_000)
+    hit, nothing = profile.cache_hit_alignment_tokens, frozenset[int]()
+    talk = measure(stream, contract, phase, points, hit, nothing, 1, lambda: 0.0, lambda: 0.0, lines.append)
+    steps: list[Step] | None = None
+    try:
+        while True:
+            specs = next(talk) if steps is None else talk.send(steps)
+            prompts = {spec.slot: spec.prompt for spec in specs}
+            run = oracle.submit(
+                {spec.slot: (oracle.content.given(spec.prompt.tolist()), spec.max_tokens) for spec in specs}
+            )
+            if run.unfinished:
+                return Cell(lines, f"the engine would wait forever: prompts of {[len(p) for p in prompts.values()]}")
+            steps = [
+                Step(
+                    forward_index=next(forwards),
+                    chunks={slot: Chunk(*chunk, len(prompts[slot])) for slot, chunk in step.items()},
+                    start=0.0,
+                    end=0.0,
+                    previous_end=0.0,
+                    cudagraph=CudagraphObservation(status="unavailable"),
+                )
+                for step in run.steps
+            ]
+    except StopIteration:
+        return Cell(lines, None)
+    except MeasurementFailed as failure:
+        return Cell(lines, str(failure))
 
 
 def main() -> None:

@@ -15,12 +15,11 @@ from producer.admission import drop_rule
 from producer.capacity import startup_blocks_of_request
 from producer.grids import axes, glm53flash
 from producer.partition import request_shapes
-from producer.session import DECODE_MAX_TOKENS
 from producer.simulation import simulate
 from profiles import group, profile
 from schemas.canonical import read_model
 from schemas.observation import ProbeRecord
-from schemas.points import DecodePoint, Point, PrefillPoint
+from schemas.points import PHASES, DecodePoint, Phase, Point, PointManifest, PrefillPoint
 from schemas.profile import Profile, ProfileGroup
 from schemas.request import DecodeGrid, Grid, PrefillGrid
 
@@ -156,7 +155,7 @@ CASES: dict[str, tuple[Callable[[], Profile], Callable[[Profile], tuple[Point, .
     "16 blocks, window alone": (lambda: profile(window(512), free_blocks=16, max_num_tokens=512), varied),
     "GLM with checkpoint": (lambda: declared("glm-5.3-flash-gb300-tp4"), frozen),
     "GLM without checkpoint": (lambda: declared("glm-5.3-flash-gb300-tp4-triton"), frozen),
-    "64 blocks, GLM": (lambda: declared("glm-5.3-flash-gb300-tp4", free_blocks=64, max_model_len=65_536), varied),
+    "48 blocks, GLM": (lambda: declared("glm-5.3-flash-gb300-tp4", free_blocks=48, max_model_len=40_000), frozen),
 }
 GLM_LISTS = {
     "GLM with checkpoint": (577, {"token_budget": 16}),
@@ -208,12 +207,12 @@ def test_an_engine_would_start_with_the_pool_of_each_case(name: str):
 @pytest.mark.parametrize(
     "on",
     [
-        profile(free_blocks=10**5),
-        profile(window(300), full(), free_blocks=10**5, max_num_tokens=512),
-        hybrid(256, free_blocks=10**5),
-        hybrid(256, max_num_tokens=200, free_blocks=10**5),
-        hybrid(256, 16, max_num_tokens=300, free_blocks=10**5),
-        hybrid(2180, 16, free_blocks=10**5),
+        profile(free_blocks=5000),
+        profile(window(300), full(), free_blocks=5000, max_num_tokens=512),
+        hybrid(256, free_blocks=5000),
+        hybrid(256, max_num_tokens=200, free_blocks=5000),
+        hybrid(256, 16, max_num_tokens=300, free_blocks=5000),
+        hybrid(2180, 16, free_blocks=5000),
     ],
     ids=["full", "window", "state", "budget below the block", "checkpoint, small budget", "checkpoint 2180/16"],
 )
@@ -222,9 +221,9 @@ def test_the_pure_simulation_is_the_scheduler_where_blocks_are_plenty(oracle, on
     engine = oracle.Oracle(on)
     for point in varied(on):
         if oracle.is_askable(on, point, drop_rule(on, point)):
-            generated = DECODE_MAX_TOKENS if isinstance(point, DecodePoint) else 1
-            simulated = simulate(on, request_shapes(point, on.cache_hit_alignment_tokens), generated)
-            assert simulated == engine.run(point).steps, point
+            shapes = request_shapes(point, on.cache_hit_alignment_tokens)
+            (run,) = engine.run(point, repetitions=1)
+            assert simulate(on, shapes, oracle.generated_tokens(point)) == run.steps, point
 
 
 @pytest.mark.parametrize(
@@ -255,6 +254,34 @@ def test_named_blocks_stand_for_hashed_tokens_and_one_scheduler_for_many(oracle,
     for point in varied(on)[::40]:
         if oracle.is_askable(on, point, drop_rule(on, point)):
             assert oracle.Oracle(on, oracle.HashedTokens).run(point) == shared.run(point), point
+
+
+@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize(
+    "on",
+    [
+        profile(full(16), block=16, free_blocks=40, max_num_tokens=64, max_model_len=256),
+        profile(
+            window(53, 16), window(53, 16), full(16), block=16, free_blocks=44, max_num_tokens=128, max_model_len=256
+        ),
+        hybrid(16, free_blocks=24),
+        hybrid(16, 8, free_blocks=28),
+        hybrid(16, max_num_tokens=12, max_model_len=128, free_blocks=14),
+    ],
+    ids=["full", "sliding", "hybrid", "checkpoint", "budget below the block"],
+)
+def test_the_producers_own_conversation_ends_in_a_tight_pool(oracle, on: Profile, phase: Phase):
+    """Points in the producer's order, without a reset: a prefix that another point evicted is seeded again, once."""
+    points = PointManifest(
+        prefill=tuple(
+            point for point in varied(on) if isinstance(point, PrefillPoint) and drop_rule(on, point) is None
+        ),
+        decode=tuple(point for point in varied(on) if isinstance(point, DecodePoint) and drop_rule(on, point) is None),
+    ).of(phase)
+    cell = oracle.measure_cell(on, phase, points.points())
+    assert cell.failure is None
+    assert len(cell.lines) == len(points.points()) > 50
+    assert max(len(line.rejections) for line in cell.lines) <= 1
 
 
 def test_a_profile_that_the_engine_would_not_have_is_no_oracle(oracle):
