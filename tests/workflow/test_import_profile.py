@@ -7,6 +7,7 @@ import pytest
 
 from producer.resolving import probe_digest, read_campaign, resolve
 from schemas.canonical import parse
+from schemas.errors import Refusal
 from schemas.observation import ProbeRecord
 
 from import_profile import build_profile, diagnose
@@ -94,6 +95,22 @@ def set_scheduler(field, value):
         (set_scheduler("mamba_cache_mode", "all"), "mamba_cache_mode: expected none, found all"),
         (set_scheduler("max_concurrency", 64.0), "1024 blocks / 32 of a request = 32.00, found 64.00"),
         (set_scheduler("watermark_blocks", 3), "watermark_blocks: expected 0, found 3"),
+        (set_scheduler("runtime_version", "9"), "scheduler dp0: runtime_version: expected 0.32.0, found 9"),
+        (set_scheduler("async_scheduling", True), "scheduler dp0: async_scheduling: expected False, found True"),
+        (set_scheduler("num_blocks", 512), "num_blocks: expected 1024 of worker tp0, found 512"),
+        (set_worker("cudagraph_mode", "FULL"), "cudagraph_mode: expected NONE of an eager launch, found FULL"),
+        (
+            lambda d: d["workers"][0]["layer_tensors"]["model.layers.0.self_attn.attn"][0].update(element_size_bytes=4),
+            "model.layers.0.self_attn.attn: expected elements of 2 bytes, found [4]",
+        ),
+        (
+            lambda d: d["workers"][0]["layer_tensors"]["model.layers.0.self_attn.attn"][0].update(storage_id="none"),
+            "expected a view inside 0 bytes",
+        ),
+        (
+            lambda d: d["workers"][0]["groups"][0].update(block_size_tokens=16),
+            "groups: expected those of worker tp0, found others",
+        ),
         (
             lambda d: d["schedulers"][0]["groups"][0].update(kind="unsupported", spec_type="RSWASpec"),
             "unsupported runtime cache spec RSWASpec",
@@ -104,6 +121,25 @@ def test_each_doubt_is_a_diagnostic_and_no_profile(request_, change, line):
     diagnostics, profile = imported(request_, "dense", change)
     assert profile is None
     assert any(line in diagnostic for diagnostic in diagnostics), diagnostics
+
+
+@pytest.mark.parametrize("field", ["block_size", "hash_block_size"])
+def test_a_scheduler_whose_block_is_not_the_recurrent_groups_is_a_diagnostic(request_, field):
+    """vllm#54076, #51113: align mode split by the wrong group's block."""
+    diagnostics, profile = imported(request_, "hybrid", set_scheduler(field, 128))
+    assert profile is None
+    assert any(f"{field}: expected the recurrent groups' block [256], found 128" in line for line in diagnostics)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [set_worker("num_blocks", 0), set_worker("groups", []), set_scheduler("hash_block_size", 0)],
+)
+def test_a_record_that_cannot_be_is_refused_when_it_is_read(change):
+    data = record("dense")
+    change(data)
+    with pytest.raises(Refusal):
+        parse(ProbeRecord, data, "dense")
 
 
 def test_capacity_is_the_smallest_and_the_count_is_no_geometry(request_):
