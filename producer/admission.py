@@ -4,7 +4,7 @@ from collections import Counter
 from typing import NamedTuple
 
 from producer.align import AlignRule, runs_in_one_step
-from producer.capacity import blocks_of_requests, blocks_to_seed, estimated_blocks_of_request
+from producer.capacity import blocks_of_requests, blocks_to_seed, estimated_blocks_of_request, retained_blocks
 from producer.partition import RequestShape, request_shapes
 from schemas.points import DecodePoint, Point, PointManifest, PrefillPoint
 from schemas.profile import Profile
@@ -75,10 +75,14 @@ def drop_rule(profile: Profile, point: Point) -> str | None:
     rule = align_rule_of(profile)
     if not all(runs_in_one_step(rule, shape.prefix, shape.prompt, profile.max_num_tokens) for shape in shapes):
         return "align"
-    if blocks_of_point(profile, point, shapes) > profile.free_blocks:
+    blocks = blocks_of_point(profile, point, shapes)
+    if blocks > profile.free_blocks:
         return "capacity"
+    # A prefix that no request holds can be evicted: beside what runs, the other slots' prefixes must find room.
     prefixes = [shape.prefix for shape in shapes]
-    if blocks_to_seed(profile.groups, prefixes, profile.max_num_tokens) > profile.free_blocks:
+    retained = [retained_blocks(profile.groups, prefix) for prefix in prefixes]
+    to_seed = blocks_to_seed(profile.groups, prefixes, profile.max_num_tokens)
+    if max(to_seed, blocks + sum(retained) - max(retained)) > profile.free_blocks:
         return "seeding"
     return None
 

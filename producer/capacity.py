@@ -49,6 +49,19 @@ def blocks_of_requests(groups: tuple[ProfileGroup, ...], requests: list[list[int
     return peak
 
 
+def retained_blocks(groups: tuple[ProfileGroup, ...], prefix: int) -> int:
+    """Cached blocks that a later request with this prefix must still find."""
+    blocks = 0
+    for group in groups if prefix else ():
+        if group.spec_type == "MambaSpec":
+            blocks += 1
+        elif group.kind != "state":
+            whole = prefix // group.block_size_tokens
+            window = group.sliding_window
+            blocks += whole if window is None else min(whole, ceil_div(window - 1, group.block_size_tokens))
+    return blocks
+
+
 def blocks_to_seed(groups: tuple[ProfileGroup, ...], prefixes: list[int], max_num_tokens: int) -> int:
     """Blocks within which the prefixes of all slots can surely be seeded together and then be found.
 

@@ -47,7 +47,10 @@ def decode(batch: int, context: int) -> DecodePoint:
         # Eight tails of 128 tokens fill the budget of 1,024; prompts of 257 leave a tail of one.
         (decode(8, 129), profile(max_num_tokens=1023), "token_budget"),
         (decode(8, 258), profile(max_num_tokens=16), None),
-        (decode(8, 1024), profile(free_blocks=8 * 9), None),
+        # 8 requests of 9 blocks run, and 7 prefixes of 7 blocks must survive beside them.
+        (decode(8, 1024), profile(free_blocks=8 * 9 + 7 * 7), None),
+        (decode(8, 1024), profile(free_blocks=8 * 9 + 7 * 7 - 1), "seeding"),
+        (decode(8, 1024), profile(free_blocks=8 * 9), "seeding"),
         (decode(8, 1024), profile(free_blocks=8 * 9 - 1), "capacity"),
     ],
 )
