@@ -11,7 +11,7 @@ from producer.reduction import adjacent_upper_median
 from producer.seeding import distinct_prefix_tokens, execution_order
 from schemas.canonical import digest
 from schemas.errors import Refusal
-from schemas.journal import PointLine, SessionLine, Span
+from schemas.journal import PointLine, RankPoint, RankSession, SessionLine, Span
 from schemas.native import (
     REGIME_STAMPS,
     SCHEMA_VERSION,
@@ -31,6 +31,7 @@ from schemas.native import (
     RankResult,
     RawFpm,
     Row,
+    SessionReceipt,
     Timing,
 )
 from schemas.plan import FrozenCell
@@ -110,9 +111,10 @@ def _raw_fpms(line: PointLine, dp_rank: int) -> list[RawFpm]:
                     end_monotonic=repetition.end_monotonic,
                 ),
                 cudagraph=repetition.cudagraph,
+                producer_overhead_seconds=repetition.overhead_seconds,
             ),
         )
-        for index, repetition in enumerate(line.repetitions)
+        for index, repetition in enumerate(line.ranks[dp_rank].repetitions)
     ]
 
 
@@ -135,7 +137,7 @@ def _retained(
             schema_version=1,
             point_key=point_key(phase, cell.points.points()[line.benchmark_id - 1]),
             dp_rank=dp_rank,
-            prompts=line.prompts,
+            prompts=line.ranks[dp_rank].prompts,
             preparation=Preparation(
                 grid_digest=grid,
                 completed_points_before=position,
@@ -198,8 +200,16 @@ def measurement_protocol(session: SessionLine, cell: FrozenCell) -> dict[str, An
     }
 
 
-def assemble(cell: FrozenCell, journal: Journal) -> RankArtifact:
-    """The artifact of a finished journal. Rows stand in execution order, so forward indices rise through the file.
+def _common_capacity(ranks: list[RankSession]) -> dict[str, Any]:
+    """What every rank can hold: the smallest over ranks."""
+    return {key: min(rank.capacity[key] for rank in ranks) for key in ranks[0].capacity}
+
+
+def assemble(cell: FrozenCell, journal: Journal, dp_rank: int) -> RankArtifact:
+    """The artifact of one rank, from a finished journal.
+
+    Rows stand in execution order, so forward indices rise through the file. They are this rank's; the groups hold
+    those of all ranks, and the slowest one's time.
 
     Raises:
         ValueError: no session, or a point of the cell without a line.
@@ -207,30 +217,34 @@ def assemble(cell: FrozenCell, journal: Journal) -> RankArtifact:
     if not journal.sessions:
         raise ValueError("the journal has no session")
     session, last = journal.sessions[0], journal.sessions[-1]
+    world = list(range(journal.ranks))
+    own, cudagraph = last.ranks[dp_rank], session.ranks[0].cudagraph
     points = cell.points.points()
     order = execution_order(points, cell.cache_hit_alignment_tokens)
     lines = {line.benchmark_id: line for line in journal.points}
     missing = [index + 1 for index in order if index + 1 not in lines]
     if missing:
         raise ValueError(f"points {missing} are not measured")
-    grid = grid_digest(cell, session.cudagraph)
+    grid = grid_digest(cell, cudagraph)
     rows: list[Row] = []
     groups: list[IterationGroup] = []
-    ledger: list[dict[str, Any]] = []
+    ledgers: list[list[dict[str, Any]]] = [[] for _ in world]
     for position, index in enumerate(order):
         line = lines[index + 1]
-        point = native_point(cell, index, session.cudagraph, line.kv_seed_regime)
-        ledger.extend(_warmup_record(span, point, position) for span in line.warmups)
-        fpm = _retained(cell, line, journal, grid, position, len(ledger), session.dp_rank)
-        rows.append(Row(point=point, kv_seed_regime=line.kv_seed_regime, fpms=[fpm]))
+        point = native_point(cell, index, cudagraph, line.kv_seed_regime)
+        fpms = []
+        for rank, ledger in enumerate(ledgers):
+            ledger.extend(_warmup_record(span, point, position) for span in line.ranks[rank].warmups)
+            fpms.append(_retained(cell, line, journal, grid, position, len(ledger), rank))
+        rows.append(Row(point=point, kv_seed_regime=line.kv_seed_regime, fpms=[fpms[dp_rank]]))
         groups.append(
             IterationGroup(
                 benchmark_id=index + 1,
                 point=point,
-                expected_dp_ranks=[session.dp_rank],
+                expected_dp_ranks=world,
                 complete=True,
-                wall_time=fpm.wall_time,
-                rank_results=[RankResult(dp_rank=session.dp_rank, fpms=[fpm])],
+                wall_time=max(fpm.wall_time for fpm in fpms),
+                rank_results=[RankResult(dp_rank=rank, fpms=[fpm]) for rank, fpm in enumerate(fpms)],
             )
         )
     is_decode = cell.identity.phase == "decode"
@@ -248,22 +262,22 @@ def assemble(cell: FrozenCell, journal: Journal) -> RankArtifact:
         timing=ArtifactTiming(
             started_at=session.started_at,
             completed_at=max(line.completed_at for line in journal.points),
-            benchmark_elapsed_seconds=sum(line.seconds["wall"] for line in journal.points),
+            benchmark_elapsed_seconds=sum(line.ranks[dp_rank].seconds["wall"] for line in journal.points),
             measured_iteration_seconds=sum(group.wall_time for group in groups),
         ),
-        dp=DpRank(rank=session.dp_rank, size=session.dp_size),
-        synchronization={"enabled": session.dp_size > 1, "coordinator_rank": 0, "port": None},
+        dp=DpRank(rank=dp_rank, size=len(world)),
+        synchronization={"enabled": len(world) > 1, "coordinator_rank": 0, "port": None},
         coverage=Coverage(expected_points=len(points), completed_points=len(rows), skipped_points=0),
         config=_config(cell),
-        limits=last.limits,
+        limits=own.limits,
         recurrent_state={"initialization": "unchanged", "policy": None, "uniform_bound": None},
         measurement_protocol=measurement_protocol(session, cell),
-        warmup_evidence={"status": "recorded", "records": ledger},
+        warmup_evidence={"status": "recorded", "records": ledgers[dp_rank]},
         measurement_policy={"decode": "steady_state_second_step", "prefill": "single_step"},
         synthetic_prompts={"mode": "seeded_tokens", "vocab_size": cell.vocab_size},
-        capacity=last.capacity,
-        cudagraph=session.cudagraph,
-        engine=last.engine,
+        capacity={"common": _common_capacity(last.ranks)},
+        cudagraph=cudagraph,
+        engine=own.engine,
         results=rows,
         iteration_groups=groups,
         skipped_points=[],
@@ -302,28 +316,44 @@ def _config(cell: FrozenCell) -> dict[str, Any]:
 
 def receipt(cell: FrozenCell, journal: Journal, files: dict[str, str]) -> CellReceipt:
     """Where the seconds of a finished cell went, and how much of its seeding was needed."""
-    measuring = sum(line.seconds["wall"] for line in journal.points)
+    first: list[RankPoint] = [line.ranks[0] for line in journal.points]
+    measuring = sum(point.seconds["wall"] for point in first)
     kinds = ("measured", "warmup", "scaffolding", "seeding", "rejected")
-    breakdown = {kind: sum(line.seconds[kind] for line in journal.points) for kind in kinds}
+    breakdown = {kind: sum(point.seconds[kind] for point in first) for kind in kinds}
     breakdown["idle"] = measuring - sum(breakdown.values())
     # A seed's last token is its own: the prefix tokens among the computed ones are one fewer.
-    computed = sum(seed.computed_tokens - 1 for line in journal.points for seed in line.seeds)
-    distinct = distinct_prefix_tokens(cell.points.points(), cell.cache_hit_alignment_tokens)
+    computed = sum(seed.computed_tokens - 1 for line in journal.points for point in line.ranks for seed in point.seeds)
+    distinct = journal.ranks * distinct_prefix_tokens(cell.points.points(), cell.cache_hit_alignment_tokens)
+    overhead, forwards = sum(point.seconds["overhead"] for point in first), sum(point.steps for point in first)
+    sessions = []
+    for session in journal.sessions:
+        ends = [line.completed_at for line in journal.points if line.session == session.session]
+        sessions.append(
+            SessionReceipt(
+                session=session.session,
+                started_at=session.started_at,
+                engine_start_seconds=session.ranks[0].engine_start_seconds,
+                points=len(ends),
+                last_point_at=max(ends, default=None),
+            )
+        )
     return CellReceipt(
-        schema_version=1,
+        schema_version=2,
         cell_digest=cell.digest,
         files=files,
-        sessions=len(journal.sessions),
-        engine_start_seconds=sum(session.engine_start_seconds for session in journal.sessions),
+        sessions=sessions,
+        engine_start_seconds=sum(session.engine_start_seconds for session in sessions),
         measuring_seconds=measuring,
+        writing_seconds=sum(point.seconds["writing"] for point in first),
         breakdown=breakdown,
+        idle_fraction=breakdown["idle"] / measuring,
         seeding={
             "prefix_tokens_computed": computed,
             "distinct_prefix_tokens": distinct,
             "ratio": computed / distinct if distinct else 1.0,
         },
-        rejected_repetitions=sum(len(line.rejections) for line in journal.points),
-        producer_overhead_seconds=sum(line.seconds["overhead"] for line in journal.points),
+        rejected_repetitions=sum(len(point.rejections) for point in first),
+        overhead={"seconds": overhead, "forwards": forwards, "us_per_forward": 1e6 * overhead / forwards},
     )
 
 

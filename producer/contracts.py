@@ -34,12 +34,12 @@ MEDIAN = Measurement(warmup_repeats=5, measurement_repeats=10, reduction="adjace
 
 GENERIC = Contract(
     name="generic",
-    protocol=1,
+    protocol=2,
     measurement=MEDIAN,
     max_rejections=3,
     grid_origin=axes.ORIGIN,
     execution_mode="any",
-    strategies=("single", "tp", "pure_tp", "tep"),
+    strategies=("single", "tp", "pure_tp", "tep", "dep"),
     warmup_iterations=(None, 0),
     hex_revision=False,
     token_seed="53",

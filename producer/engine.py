@@ -6,9 +6,8 @@ import time
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from producer.adapters import Adapter
 from schemas.errors import Refusal
 from schemas.launch import EngineSettings, GraphSettings, Limits, Precision, Topology
 
@@ -30,6 +29,9 @@ def graph_config(graph: GraphSettings) -> dict[str, Any]:
     return config
 
 
+THREAD_SETTINGS = ("OMP_NUM_THREADS", "VLLM_CPU_OMP_THREADS_BIND")
+
+
 class Launch(Protocol):
     """What an engine is started with: a resolved deployment and a cell identity both have it."""
 
@@ -43,18 +45,71 @@ class Launch(Protocol):
     def precision(self) -> Precision: ...
 
 
+class DataParallel(NamedTuple):
+    """Place of an engine among the data-parallel ranks of one launch, which meet at `port` of this machine."""
+
+    rank: int = 0
+    size: int = 1
+    port: int = 0
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """vLLM's offline data parallelism: one process a rank (vllm/config/parallel.py, `__post_init__`)."""
+        if self.size == 1:
+            return {}
+        return {
+            "VLLM_DP_RANK": str(self.rank),
+            "VLLM_DP_RANK_LOCAL": str(self.rank),
+            "VLLM_DP_SIZE": str(self.size),
+            "VLLM_DP_MASTER_IP": "127.0.0.1",
+            "VLLM_DP_MASTER_PORT": str(self.port),
+        }
+
+
 class Engine:
-    """A started engine whose core runs in this process; `start_seconds` covers import, loading and warm-up."""
+    """A started engine whose core runs in this process; `start_seconds` covers import, loading and warm-up.
+
+    `group` connects the data-parallel ranks of the launch, None for a single one. `threads` are those of each worker
+    process, and what the environment says of them.
+    """
 
     def __init__(self, llm: Any, start_seconds: float) -> None:
         self.llm, self.start_seconds = llm, start_seconds
         self.core = llm.llm_engine.engine_core.engine_core
         self.scheduler: BenchmarkScheduler = self.core.scheduler
-        self.device_name: str = self.observe_workers()[0]["device_name"]
+        self.group: Any = llm.llm_engine.dp_group
+        workers = self.observe_workers()
+        self.device_name: str = workers[0]["device_name"]
+        self.device: str = self.core.vllm_config.device_config.device_type
+        self.threads = {
+            "torch_num_threads": [worker["threads"] for worker in workers],
+            **{name: os.environ[name] for name in THREAD_SETTINGS if name in os.environ},
+        }
 
     def observe_workers(self) -> list[dict[str, Any]]:
         records: list[dict[str, Any]] = self.llm.collective_rpc("observe_worker")
         return records
+
+    def observe_graph(self) -> dict[str, Any]:
+        """The `cudagraph` block that every worker reports.
+
+        Raises:
+            Refusal: workers that resolved their graphs otherwise.
+        """
+        blocks: list[dict[str, Any]] = self.llm.collective_rpc("observe_graph")
+        for number, block in enumerate(blocks):
+            if block != blocks[0]:
+                raise Refusal(f"cudagraph of worker {number}", f"{blocks[0]} of worker 0", block, "engine")
+        return blocks[0]
+
+    def stop(self) -> None:
+        """End the workers and leave the group of ranks, in this order and not at the interpreter's leisure."""
+        from vllm.distributed.utils import stateless_destroy_torch_distributed_process_group
+
+        self.core.shutdown()
+        if self.group is not None:
+            stateless_destroy_torch_distributed_process_group(self.group)
+            self.group = self.llm.llm_engine.dp_group = None
 
     @contextlib.contextmanager
     def frozen_collector(self) -> Iterator[None]:
@@ -78,7 +133,7 @@ class Engine:
             raise self.scheduler.stopped_by
 
 
-def start(model: str, launch: Launch, environment: dict[str, str], adapter: Adapter) -> Engine:
+def start(model: str, launch: Launch, environment: dict[str, str], parallel: DataParallel) -> Engine:
     """Start vLLM on `model`. Call `check_installed` first: importing an unknown engine may already do harm."""
     os.environ.update(
         HF_HUB_OFFLINE="1",
@@ -86,7 +141,7 @@ def start(model: str, launch: Launch, environment: dict[str, str], adapter: Adap
         VLLM_LOGGING_STREAM="ext://sys.stderr",
         VLLM_NO_USAGE_STATS="1",
     )
-    os.environ.update(environment)
+    os.environ.update(environment | parallel.environment)
     began = time.monotonic()
     from vllm import LLM
 

@@ -10,7 +10,7 @@ from producer.planning import AcceptedProfile, PlannedCampaign, plan_campaign
 from producer.resolving import profile_digest, read_campaign, resolve
 from schemas.canonical import digest, parse, read_bytes, sha256, short
 from schemas.errors import Refusal, refusing
-from schemas.layout import RESULTS, SCOPE_PREFIX, Layout, campaign_file, pair_folder, scope_of
+from schemas.layout import RESULTS, SCOPE_PREFIX, Layout, campaign_file, pair_folder, rank_file, scope_of
 from schemas.plan import Scope, deployment_of
 from schemas.profile import Profile
 from schemas.request import Execution
@@ -132,6 +132,11 @@ class CampaignGraph:
         which = scope_of(scope)
         cells = self.planned(which).plan.cells
         return [str(self.layout.cell(which, cell.name) / name) for cell in cells for name in names]
+
+    def rank_files(self, scope: str, cell: str) -> list[str]:
+        """The artifacts of a cell's data-parallel ranks."""
+        ranks = self.request.deployments[deployment_of(cell)].topology.dp
+        return [str(self.layout.cell(scope_of(scope), cell) / rank_file(rank)) for rank in range(ranks)]
 
     def profile_of_cell(self, cell: str) -> str:
         """The profile that a cell was planned with."""

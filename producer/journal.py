@@ -1,14 +1,24 @@
 """The journal of a cell: a finished point is on disk before the next one starts."""
 
+import fcntl
 import os
+import time
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
 from schemas.canonical import sha256
-from schemas.errors import Refusal
-from schemas.journal import SESSIONS_AGREE, Line, PointLine, SessionLine, decode_line, encode_line
+from schemas.errors import Held, Refusal
+from schemas.journal import (
+    RANK_SESSIONS_AGREE,
+    SESSIONS_AGREE,
+    Line,
+    PointLine,
+    SessionLine,
+    decode_line,
+    encode_line,
+)
 
 
 class Journal(NamedTuple):
@@ -24,9 +34,13 @@ class Journal(NamedTuple):
         return frozenset(line.benchmark_id for line in self.points)
 
     @property
-    def next_forward_index(self) -> int:
-        """One past the last forward that any finished point counted."""
-        ends = [repetition.forward_index for line in self.points for repetition in line.repetitions]
+    def ranks(self) -> int:
+        """Data-parallel ranks that measured."""
+        return len(self.sessions[0].ranks) if self.sessions else 0
+
+    def next_forward_index(self, rank: int) -> int:
+        """One past the last forward that any finished point counted on a rank."""
+        ends = [repetition.forward_index for line in self.points for repetition in line.ranks[rank].repetitions]
         return max(ends, default=-1) + 1
 
 
@@ -61,6 +75,8 @@ def parse_journal(data: bytes, cell_digest: str, file: Path) -> Journal:
             raise Refusal(f"journal line {number}", "a point of the session before it", found, file)
         if line.benchmark_id in points:
             raise Refusal(f"journal line {number} benchmark_id", "each point once", line.benchmark_id, file)
+        if len(line.ranks) != len(sessions[0].ranks):
+            raise Refusal(f"journal line {number} ranks", len(sessions[0].ranks), len(line.ranks), file)
         points[line.benchmark_id] = line
         digests[line.benchmark_id] = previous
     return Journal(tuple(sessions), tuple(points.values()), digests, previous)
@@ -75,6 +91,13 @@ def check_sessions(sessions: list[SessionLine], file: Path) -> None:
         if getattr(first, field) != getattr(last, field):
             expected, found = getattr(first, field), getattr(last, field)
             raise Refusal(f"journal session {last.session} {field}", expected, found, file)
+    if len(first.ranks) != len(last.ranks):
+        raise Refusal(f"journal session {last.session} ranks", len(first.ranks), len(last.ranks), file)
+    for rank, (before, now) in enumerate(zip(first.ranks, last.ranks, strict=True)):
+        for field in RANK_SESSIONS_AGREE:
+            expected, found = getattr(before, field), getattr(now, field)
+            if expected != found:
+                raise Refusal(f"journal session {last.session} rank {rank} {field}", expected, found, file)
 
 
 def read_journal(file: Path, cell_digest: str) -> Journal:
@@ -82,24 +105,41 @@ def read_journal(file: Path, cell_digest: str) -> Journal:
 
 
 class JournalWriter:
-    """Appends lines, each chained to the one before, and syncs each. Cuts a torn last line off first."""
+    """Appends lines, each chained to the one before, and syncs each. Cuts a torn last line off first.
+
+    Raises:
+        Held: another process writes this journal (the claim on a cell ends with its holder; a writer may outlive it).
+    """
 
     def __init__(self, file: Path, last_sha256: str = sha256(b"")) -> None:
-        self._last = last_sha256
+        self._path, self._last = file, last_sha256
         file.parent.mkdir(parents=True, exist_ok=True)
-        if file.exists():
-            data = file.read_bytes()
-            whole = data.rfind(b"\n") + 1
-            if whole != len(data):
-                os.truncate(file, whole)
-        self._file = file.open("ab")
+        self._file = file.open("ab", buffering=0)
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise Held(f"{file} is being written by another process") from None
+        self._end = file.read_bytes().rfind(b"\n") + 1
+        os.ftruncate(self._file.fileno(), self._end)
 
-    def append(self, line: Line) -> None:
+    def append(self, line: Line) -> float:
+        """Write and sync one line; returns the seconds that took.
+
+        Raises:
+            Refusal: the disk does not take the line. What it took of it is cut off again.
+        """
+        began = time.monotonic()
         data = encode_line(msgspec.structs.replace(line, previous_sha256=self._last))
-        self._last = sha256(data)
-        self._file.write(data + b"\n")
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        rest = memoryview(data + b"\n")
+        try:
+            while rest:
+                rest = rest[self._file.write(rest) :]
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            os.ftruncate(self._file.fileno(), self._end)
+            raise Refusal("journal", "a disk that takes the line", error.strerror, self._path) from None
+        self._last, self._end = sha256(data), self._end + len(data) + 1
+        return time.monotonic() - began
 
     def close(self) -> None:
         self._file.close()

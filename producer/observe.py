@@ -77,6 +77,20 @@ class CacheObserver:
     def thaw_worker_collector(self) -> None:
         thaw_collector()
 
+    def observe_graph(self: Any) -> dict[str, Any]:
+        """The artifact's `cudagraph` block: a worker may lower the mode that its launch asked for."""
+        config, graph = self.vllm_config, self.vllm_config.compilation_config
+        sizes = _capture_sizes(config)
+        return {
+            "mode": _graph_mode(config),
+            "prefill_mode": _phase_mode(graph, "mixed_mode"),
+            "decode_mode": _phase_mode(graph, "decode_mode"),
+            "max_capture_size": max(sizes, default=0),
+            "capture_sizes": sizes,
+            "prefill_capture_sizes": sizes,
+            "decode_capture_sizes": [size for size in sizes if size <= config.scheduler_config.max_num_seqs],
+        }
+
     def observe_worker(self: Any) -> dict[str, Any]:
         """The worker record of this rank, as plain values."""
         config = self.vllm_config
@@ -177,7 +191,8 @@ def observe_scheduler(scheduler: Any) -> dict[str, Any]:
         "watermark_blocks": scheduler.kv_cache_manager.watermark_blocks,
         "block_size": scheduler.block_size,
         "hash_block_size": scheduler.hash_block_size,
-        "cache_hit_alignment_tokens": cache.cache_hit_alignment_tokens,
+        # `cache_config` learns it in the workers alone, which need not be this process (v1/worker/gpu_worker.py:865).
+        "cache_hit_alignment_tokens": scheduler.kv_cache_config.cache_hit_alignment_tokens,
         "enable_prefix_caching": bool(cache.enable_prefix_caching),
         "mamba_cache_mode": cache.mamba_cache_mode,
         "max_concurrency": cache.kv_cache_max_concurrency,
@@ -189,17 +204,10 @@ def observe_scheduler(scheduler: Any) -> dict[str, Any]:
     }
 
 
-def observe_engine(scheduler: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The artifact's `engine` and `cudagraph` blocks, as they stand after start-up."""
+def observe_engine(scheduler: Any, graph: dict[str, Any]) -> dict[str, Any]:
+    """The artifact's `engine` block, as it stands after start-up; `graph` is the workers' `cudagraph` block."""
     config = scheduler.vllm_config
-    model, cache, parallel, graph = (
-        config.model_config,
-        config.cache_config,
-        config.parallel_config,
-        config.compilation_config,
-    )
-    mode = _graph_mode(config)
-    sizes = _capture_sizes(config)
+    model, cache, parallel = config.model_config, config.cache_config, config.parallel_config
     groups = [
         {
             "type": type(group.kv_cache_spec).__name__,
@@ -220,7 +228,7 @@ def observe_engine(scheduler: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         }
         for group in scheduler.kv_cache_config.kv_cache_groups
     ]
-    engine = {
+    return {
         "kv_cache": {
             "cache_dtype": cache.cache_dtype,
             "block_size": cache.block_size,
@@ -252,21 +260,15 @@ def observe_engine(scheduler: Any) -> tuple[dict[str, Any], dict[str, Any]]:
             "enable_eplb": parallel.enable_eplb,
         },
         "speculative": None,
-        "graph": {"cudagraph_mode": mode, "cudagraph_capture_sizes": sizes, "resolution": "pre_resolution"},
+        "graph": {
+            "cudagraph_mode": graph["mode"],
+            "cudagraph_capture_sizes": graph["capture_sizes"],
+            "resolution": "worker",
+        },
         "versions": {"vllm": vllm.__version__.split("+")[0], "python": sys.version.split()[0]},
         "resolved": None,
         "resolution": "pending_worker_probe",
     }
-    cudagraph = {
-        "mode": mode,
-        "prefill_mode": _phase_mode(graph, "mixed_mode"),
-        "decode_mode": _phase_mode(graph, "decode_mode"),
-        "max_capture_size": max(sizes, default=0),
-        "capture_sizes": sizes,
-        "prefill_capture_sizes": sizes,
-        "decode_capture_sizes": [size for size in sizes if size <= scheduler.max_num_running_reqs],
-    }
-    return engine, cudagraph
 
 
 _ABSENT = object()

@@ -2,14 +2,15 @@
 
 import argparse
 import contextlib
+import sys
 from pathlib import Path
 
-from producer.adapters import adapter_of, check_installed, pins_digest
+from producer.adapters import adapter_of, check_installed
 from producer.exclusive import exclusive_devices
-from producer.resolving import launch_of, probe_digest, read_campaign, resolve
-from schemas.canonical import parse, short, write_model
-from schemas.errors import Refusal, run
-from schemas.observation import ProbeRecord
+from producer.resolving import probe_digest, read_campaign, resolve
+from producer.supervise import Patience, Stopped, rank_commands, stop_on_signals, supervise
+from schemas.canonical import short
+from schemas.errors import HELD, REFUSED, Refusal, run
 
 
 def main() -> None:
@@ -19,7 +20,9 @@ def main() -> None:
     parser.add_argument("--digest", required=True, help="digest of the probe, or its first digits")
     parser.add_argument("--phase", required=True)
     parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--start-timeout", type=float, default=3600, help="seconds until an engine must run")
     arguments = parser.parse_args()
+    stop_on_signals()
 
     request = resolve(read_campaign(arguments.campaign), arguments.campaign)
     deployment = request.deployments.get(arguments.deployment)
@@ -33,28 +36,22 @@ def main() -> None:
     adapter = adapter_of(request.runtime_backend_version, arguments.campaign)
     check_installed(adapter)
 
-    from producer import engine
-
+    options = ["--campaign", str(arguments.campaign), "--deployment", arguments.deployment]
+    options += ["--phase", arguments.phase, "--output", str(arguments.output)]
+    commands = rank_commands("producer.probe_rank", options, deployment.topology.dp)
+    patience = Patience(arguments.start_timeout, arguments.start_timeout)
+    name = f"probe {arguments.deployment} {arguments.phase}"
     with contextlib.ExitStack() as held:
         if adapter.device != "cpu":  # a probe measures no time: on the CPU it may run beside another
             held.enter_context(exclusive_devices(adapter.device, deployment.topology.gpus))
-        started = engine.start(deployment.model, deployment, request.environment, adapter)
-        workers = started.observe_workers()
-    from producer.observe import observe_scheduler
-
-    record = {
-        "probe_digest": digest,
-        "phase": arguments.phase,
-        "launch": launch_of(request, deployment),
-        "pins_sha256": pins_digest(adapter),
-        "workers": workers,
-        "schedulers": [observe_scheduler(started.scheduler)],
-    }
-    write_model(arguments.output, parse(ProbeRecord, record, arguments.output))
-    print(
-        f"probe {arguments.deployment} {arguments.phase}: "
-        f"{started.scheduler.kv_cache_config.num_blocks} blocks, engine up in {started.start_seconds:.1f} s"
-    )
+        try:
+            ended = supervise(commands, patience, lambda pulses: None)
+        except Stopped as stop:
+            print(f"{stop}: {name}", file=sys.stderr)
+            sys.exit(128 + stop.number)
+    if ended.code not in (0, REFUSED, HELD):
+        print(f"failed: {name}: {ended.reason}", file=sys.stderr)
+    sys.exit(ended.code)
 
 
 if __name__ == "__main__":

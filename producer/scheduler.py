@@ -1,6 +1,7 @@
 """The benchmark scheduler: vLLM's own scheduler, fed by a measuring conversation instead of clients."""
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 from vllm.sampling_params import SamplingParams
@@ -12,7 +13,8 @@ from vllm.v1.engine import EngineCoreOutputs
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request
 
-from producer.session import Chunk, Conversation, MeasurementFailed, RequestSpec, Step
+from producer.lockstep import Lockstep
+from producer.session import Chunk, Conversation, MeasurementFailed, RequestSpec, Spent, Step
 from schemas.native import CudagraphObservation
 
 UNOBSERVED = CudagraphObservation(status="unavailable")
@@ -28,42 +30,69 @@ class BenchmarkScheduler(Scheduler):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._conversation: Conversation | None = None
+        self._started = False
+        self._lockstep = Lockstep()
+        self._beat: Callable[[], None] = lambda: None
+        self._expected_steps = 0
         self._steps: list[Step] = []
         self._chunks: dict[int, Chunk] = {}
         self._slots: dict[str, RequestSpec] = {}
-        self._submissions = 0
+        self._prepared: list[tuple[RequestSpec, Request]] = []
+        self._requests = 0
         self._forward_index = 0
         self._scheduled_at = 0.0
         self._previous_end: float | None = None
-        self.overhead_seconds = 0.0
+        self._overhead_of_step = 0.0
+        self._overhead_seconds = 0.0
+        self._forwards = 0
         self.stopped_by: MeasurementFailed | None = None
 
-    def begin(self, conversation: Conversation, first_forward_index: int) -> None:
-        """Start a conversation. The engine then has work until it ends."""
+    def begin(
+        self, conversation: Conversation, first_forward_index: int, lockstep: Lockstep, beat: Callable[[], None]
+    ) -> None:
+        """Start a conversation: the engine then has work until it ends. `beat` is called at every step."""
         self._hasher = get_request_block_hasher(
             self.hash_block_size, get_hash_fn_by_name(self.cache_config.prefix_caching_hash_algo)
         )
         self._conversation, self._forward_index = conversation, first_forward_index
-        self._advance(start=True)
+        self._lockstep, self._beat = lockstep, beat
 
     @property
     def running_conversation(self) -> bool:
         return self._conversation is not None
 
+    def spent(self) -> Spent:
+        return Spent(self._overhead_seconds, self._forwards)
+
+    def cached_tokens(self, spec: RequestSpec) -> int:
+        """Tokens of the prompt that the prefix cache holds now, as the engine would find them."""
+        request = self._request_of(spec)
+        self._prepared.append((spec, request))
+        return int(self.kv_cache_manager.get_computed_blocks(request)[1])
+
     def has_requests(self) -> bool:
         return self.running_conversation or super().has_requests()
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
-        # A finished request leaves the workers with the next step: let an empty step carry that, so that no
-        # measured step pays for the repetition before it.
-        if self._conversation is not None and not self.requests and not self.finished_req_ids:
-            self._advance()
+        called = time.monotonic()
+        self._beat()
+        if self._conversation is not None:
+            if self.requests:
+                if self._steps and len(self._steps) >= self._expected_steps:
+                    self._lockstep.still_working()
+            # A finished request leaves the workers with the next step: let an empty step carry that, so that no
+            # measured step pays for the repetition before it.
+            elif not self.finished_req_ids:
+                self._lockstep.wait_for_others(len(self._steps), self._expected_steps)
+                self._advance()
+                called = time.monotonic()
+        self._overhead_of_step += time.monotonic() - called
         output = super().schedule(*args, **kwargs)
         entered = time.monotonic()
         if self._slots and output.total_num_scheduled_tokens:
             self._chunks = self._chunks_of(output)
         self._scheduled_at = time.monotonic()
-        self.overhead_seconds += self._scheduled_at - entered
+        self._overhead_of_step += self._scheduled_at - entered
         return output
 
     def update_from_output(
@@ -81,12 +110,15 @@ class BenchmarkScheduler(Scheduler):
                 start=self._scheduled_at,
                 end=arrived,
                 previous_end=self._previous_end,
+                overhead=self._overhead_of_step,
                 cudagraph=_observed(model_runner_output),
             )
         )
+        self._overhead_seconds += self._overhead_of_step
+        self._forwards += 1
         self._forward_index += 1
         self._previous_end = arrived
-        self.overhead_seconds += time.monotonic() - entered
+        self._overhead_of_step = time.monotonic() - entered
         return {}
 
     def _chunks_of(self, output: SchedulerOutput) -> dict[int, Chunk]:
@@ -98,30 +130,36 @@ class BenchmarkScheduler(Scheduler):
             for req_id, scheduled in output.num_scheduled_tokens.items()
         }
 
-    def _advance(self, start: bool = False) -> None:
+    def _advance(self) -> None:
         """Hand the finished steps to the conversation and submit what it wants next."""
         assert self._conversation is not None
         steps, self._steps = self._steps, []
-        self._slots, self._previous_end = {}, None
+        self._slots, self._previous_end, self._overhead_of_step = {}, None, 0.0
         try:
-            specs = next(self._conversation) if start else self._conversation.send(steps)
+            submission = self._conversation.send(steps) if self._started else next(self._conversation)
         except StopIteration:
             self._conversation = None
             return
         except MeasurementFailed as failure:
             self._conversation, self.stopped_by = None, failure
             return
-        self._submissions += 1
-        for spec in specs:
-            request = Request(
-                request_id=f"passgrid-{self._submissions}-{spec.slot}",
-                prompt_token_ids=spec.prompt.tolist(),
-                sampling_params=SamplingParams(temperature=0.0, max_tokens=spec.max_tokens, ignore_eos=True),
-                pooling_params=None,
-                block_hasher=self._hasher,
-            )
+        self._started, self._expected_steps = True, submission.expected_steps
+        prepared, self._prepared = self._prepared, []
+        for spec in submission.requests:
+            request = next((request for known, request in prepared if known is spec), None) or self._request_of(spec)
             self._slots[request.request_id] = spec
             self.add_request(request)
+        self._lockstep.exchange(b"")
+
+    def _request_of(self, spec: RequestSpec) -> Request:
+        self._requests += 1
+        return Request(
+            request_id=f"passgrid-{self._requests}-{spec.slot}",
+            prompt_token_ids=spec.prompt.tolist(),
+            sampling_params=SamplingParams(temperature=0.0, max_tokens=spec.max_tokens, ignore_eos=True),
+            pooling_params=None,
+            block_hasher=self._hasher,
+        )
 
 
 def _observed(output: ModelRunnerOutput) -> CudagraphObservation:

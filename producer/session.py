@@ -2,11 +2,14 @@
 
 `measure` yields submissions (requests that enter the engine together) and is sent the steps in which they ran.
 It decides nothing about the engine: it checks that what the engine's own record shows is what the point says.
+Data-parallel ranks hold the same conversation, each with its own engine, and agree wherever one could differ.
 """
 
 from array import array
 from collections.abc import Callable, Generator, Iterable
 from typing import NamedTuple
+
+import msgspec
 
 from producer.contracts import Contract
 from producer.exclusive import utc_now
@@ -14,7 +17,7 @@ from producer.partition import RequestShape, request_shapes
 from producer.seeding import execution_order
 from producer.tokens import TokenStream, ids_sha256
 from schemas.canonical import digest
-from schemas.journal import PointLine, Rejection, Repetition, SeedLine, Span
+from schemas.journal import PointLine, RankPoint, Rejection, Repetition, SeedLine, Span, decode_rank_point
 from schemas.native import CudagraphObservation, PromptDigest, Prompts, ScheduledRequests
 from schemas.points import DecodePoint, Phase, Point, PrefillPoint, point_key
 
@@ -30,6 +33,16 @@ class RequestSpec(NamedTuple):
     max_tokens: int
 
 
+class Submission(NamedTuple):
+    """Requests that enter the engine together, and the forwards they should take (0: as many as it needs).
+
+    Data-parallel ranks do not wait for each other within those forwards.
+    """
+
+    requests: tuple[RequestSpec, ...]
+    expected_steps: int = 0
+
+
 class Chunk(NamedTuple):
     """What one request did in one step: tokens computed before it, tokens scheduled in it, its prompt's length."""
 
@@ -42,6 +55,7 @@ class Step(NamedTuple):
     """One non-empty forward pass as the engine's scheduler recorded it; seconds of the monotonic clock.
 
     `start` is the end of scheduling, `end` the arrival of the output, `previous_end` the arrival before it.
+    `overhead` is the time that our own code took since `previous_end`.
     """
 
     forward_index: int
@@ -49,6 +63,7 @@ class Step(NamedTuple):
     start: float
     end: float
     previous_end: float | None
+    overhead: float
     cudagraph: CudagraphObservation
 
 
@@ -56,7 +71,32 @@ class MeasurementFailed(Exception):
     """A point could not be measured as planned."""
 
 
-Conversation = Generator[tuple[RequestSpec, ...], list[Step], None]
+Conversation = Generator[Submission, list[Step], None]
+
+
+class Spent(NamedTuple):
+    """What the scheduler counted so far: seconds in our overrides, and forwards."""
+
+    overhead_seconds: float
+    steps: int
+
+
+class Host(NamedTuple):
+    """What the conversation asks of the process that it runs in.
+
+    `cached_tokens` is the prefix of a request that the engine would find in its cache now; `exchange` gives every
+    rank's value, in rank order; `started` and `rejected` tell a watcher; `finish` writes a line (rank 0 alone does)
+    and returns the seconds that took.
+    """
+
+    clock: Callable[[], float]
+    spent: Callable[[], Spent]
+    cached_tokens: Callable[[RequestSpec], int]
+    exchange: Callable[[bytes], list[bytes]]
+    device_state: Callable[[], dict[str, float] | None]
+    started: Callable[[int], None]
+    rejected: Callable[[], None]
+    finish: Callable[[PointLine], float]
 
 
 def _variance(values: list[int]) -> float:
@@ -89,8 +129,8 @@ def expected_chunks(point: Point, shape: RequestShape) -> list[tuple[int, int]]:
     return [first, (shape.prompt, 1), (shape.prompt + 1, 1)]
 
 
-def _mismatch(point: Point, shapes: tuple[RequestShape, ...], steps: list[Step]) -> str | None:
-    """Why the steps of a repetition are not the point's, or None."""
+def _mismatch(point: Point, shapes: tuple[RequestShape, ...], steps: list[Step]) -> str:
+    """Why the steps of a repetition are not the point's; empty when they are."""
     expected = [expected_chunks(point, shape) for shape in shapes]
     if len(steps) != len(expected[0]):
         return f"expected {len(expected[0])} steps, found {len(steps)}"
@@ -101,7 +141,7 @@ def _mismatch(point: Point, shapes: tuple[RequestShape, ...], steps: list[Step])
             wanted, found = expected[slot][number], (chunk.computed, chunk.scheduled)
             if found != wanted:
                 return f"step {number} slot {slot}: expected (cached, scheduled) {wanted}, found {found}"
-    return None
+    return ""
 
 
 def kv_seed_regime(point: Point) -> str:
@@ -133,45 +173,42 @@ def repetition_requests(
     )
 
 
-class Slots:
-    """Which prefix levels each slot has been seeded with, in this engine."""
+class Attempts:
+    """Numbers the seed requests of an engine, so that no two are the same."""
 
     def __init__(self) -> None:
-        self._levels: dict[int, set[int]] = {}
-        self._attempts = 0
+        self._last = 0
 
-    def missing(self, shapes: tuple[RequestShape, ...]) -> list[int]:
-        """Slots whose prefix has to be seeded before requests of these shapes find it."""
-        return [
-            slot
-            for slot, shape in enumerate(shapes)
-            if shape.prefix and shape.prefix not in self._levels.get(slot, set())
-        ]
-
-    def seeded(self, slot: int, prefix: int) -> None:
-        self._levels.setdefault(slot, set()).add(prefix)
-
-    def lost(self, slot: int, prefix: int) -> None:
-        self._levels.get(slot, set()).discard(prefix)
-
-    def next_attempt(self) -> int:
-        self._attempts += 1
-        return self._attempts
+    def next(self) -> int:
+        self._last += 1
+        return self._last
 
 
-def _seed(stream: TokenStream, slots: Slots, shapes: tuple[RequestShape, ...], line: "_PointRecord") -> Conversation:
-    """Build the prefixes that requests of these shapes need and the engine does not have."""
-    missing = slots.missing(shapes)
-    if not missing:
-        return
-    attempt = slots.next_attempt()
+def _agreed(host: Host, slots: list[int]) -> list[int]:
+    """The slots that any rank names."""
+    everyone = [msgspec.json.decode(data, type=list[int]) for data in host.exchange(msgspec.json.encode(slots))]
+    return sorted(set().union(*everyone))
+
+
+def _rejection(host: Host, reason: str) -> str:
+    """Why any rank rejects the repetition; empty when none does. All ranks then run it again."""
+    reasons = [data.decode() for data in host.exchange(reason.encode())]
+    if len(reasons) == 1:
+        return reasons[0]
+    return "; ".join(f"rank {rank}: {reason}" for rank, reason in enumerate(reasons) if reason)
+
+
+def _seed(
+    stream: TokenStream, host: Host, attempts: Attempts, shapes: tuple[RequestShape, ...], missing: list[int]
+) -> Generator[Submission, list[Step], tuple[list[SeedLine], Span, float]]:
+    """Build the prefixes of the slots `missing`: one request a slot, all at once."""
+    attempt = attempts.next()
     requests = tuple(RequestSpec(slot, stream.seed_prompt(slot, shapes[slot].prefix, attempt), 1) for slot in missing)
-    steps = yield requests
-    line.seconds["seeding"] += sum(step.end - step.start for step in steps)
-    line.warmups.append(_span("real_prefix_seed", steps))
+    steps = yield Submission(requests)
+    seeds = []
     for slot in missing:
         chunks = [step.chunks[slot] for step in steps if slot in step.chunks]
-        line.seeds.append(
+        seeds.append(
             SeedLine(
                 slot=slot,
                 prefix_tokens=shapes[slot].prefix,
@@ -180,7 +217,11 @@ def _seed(stream: TokenStream, slots: Slots, shapes: tuple[RequestShape, ...], l
                 computed_tokens=sum(chunk.scheduled for chunk in chunks),
             )
         )
-        slots.seeded(slot, shapes[slot].prefix)
+    return seeds, _span("real_prefix_seed", steps), _busy(steps)
+
+
+def _busy(steps: list[Step]) -> float:
+    return sum(step.end - step.start for step in steps)
 
 
 def _span(kind: str, steps: list[Step]) -> Span:
@@ -194,7 +235,7 @@ def _span(kind: str, steps: list[Step]) -> Span:
 
 
 class _PointRecord:
-    """What a point's line collects while it runs."""
+    """What a point's line collects on one rank while it runs."""
 
     def __init__(self) -> None:
         self.seeds: list[SeedLine] = []
@@ -207,11 +248,18 @@ class _PointRecord:
 
 
 def measure_point(
-    stream: TokenStream, contract: Contract, slots: Slots, phase: Phase, point: Point, shapes: tuple[RequestShape, ...]
-) -> Generator[tuple[RequestSpec, ...], list[Step], _PointRecord]:
+    stream: TokenStream,
+    contract: Contract,
+    host: Host,
+    attempts: Attempts,
+    phase: Phase,
+    point: Point,
+    shapes: tuple[RequestShape, ...],
+) -> Generator[Submission, list[Step], _PointRecord]:
     """Seed, warm up, and measure one point.
 
-    A repetition whose steps are not the point's is recorded with its reason and run again under a new ordinal,
+    Before each repetition the engine is asked which prefixes it still has, and the lost ones are seeded again. A
+    repetition whose steps are not the point's is recorded with its reason and run again under a new ordinal,
     `contract.max_rejections` times at most.
 
     Raises:
@@ -219,23 +267,27 @@ def measure_point(
     """
     record = _PointRecord()
     measurement = contract.measurement
+    steps_of_repetition = len(expected_chunks(point, shapes[0]))
     ordinal = 0
     while len(record.repetitions) < measurement.measurement_repeats:
-        yield from _seed(stream, slots, shapes, record)
         requests = repetition_requests(stream, phase, point, shapes, ordinal)
+        missing = [r.slot for r in requests if host.cached_tokens(r) < shapes[r.slot].prefix]
+        if missing := _agreed(host, missing):
+            seeds, span, busy = yield from _seed(stream, host, attempts, shapes, missing)
+            record.seeds += seeds
+            record.warmups.append(span)
+            record.seconds["seeding"] += busy
         prompts = prompts_of(requests)
-        steps = yield requests
-        busy = sum(step.end - step.start for step in steps)
-        reason = _mismatch(point, shapes, steps)
-        if reason is not None:
+        steps = yield Submission(requests, steps_of_repetition)
+        busy = _busy(steps)
+        reason = _rejection(host, _mismatch(point, shapes, steps))
+        if reason:
             record.seconds["rejected"] += busy
             chunks = [[[c.computed, c.scheduled] for c in step.chunks.values()] for step in steps]
             record.rejections.append(Rejection(ordinal=ordinal, reason=reason, chunks=chunks))
+            host.rejected()
             if len(record.rejections) > contract.max_rejections:
-                raise MeasurementFailed(f"{phase} {point}: {len(record.rejections)} rejected repetitions: {reason}")
-            for slot, chunk in steps[0].chunks.items():
-                if chunk.computed < shapes[slot].prefix:
-                    slots.lost(slot, shapes[slot].prefix)
+                raise MeasurementFailed(f"{len(record.rejections)} rejected repetitions: {reason}")
         elif len(record.warmup_ordinals) < measurement.warmup_repeats:
             record.warmup_ordinals.append(ordinal)
             record.warmups.append(_span("eager_shape", steps))
@@ -262,6 +314,7 @@ def _measured(steps: list[Step], ordinal: int, is_decode: bool, prompts: Prompts
         basis="inter_output" if is_decode else "schedule_to_output",
         start_monotonic=start,
         end_monotonic=step.end,
+        overhead_seconds=step.overhead if is_decode else 0.0,  # a prefill's interval starts after our code
         scheduled_requests=scheduled_requests(step),
         cudagraph=step.cudagraph,
         prompts_sha256=prompts.sha256,
@@ -271,41 +324,48 @@ def _measured(steps: list[Step], ordinal: int, is_decode: bool, prompts: Prompts
 def measure(
     stream: TokenStream,
     contract: Contract,
+    host: Host,
     phase: Phase,
     points: tuple[Point, ...],
     hit_alignment: int,
     finished: frozenset[int],
     session: int,
-    clock: Callable[[], float],
-    overhead: Callable[[], float],
-    finish: Callable[[PointLine], None],
 ) -> Conversation:
-    """Measure every point that is not `finished`, in generational order; `finish` is called after each.
-
-    `overhead` is the seconds that the scheduler's overrides have taken so far.
-    """
-    slots = Slots()
+    """Measure every point that is not `finished`, in generational order; `host.finish` is called after each."""
+    attempts = Attempts()
+    writing = 0.0
     for index in execution_order(points, hit_alignment):
         if index + 1 in finished:
             continue
-        point, started, before = points[index], clock(), overhead()
+        host.started(index + 1)
+        point, began, before = points[index], host.clock(), host.spent()
         shapes = request_shapes(point, hit_alignment)
-        record = yield from measure_point(stream, contract, slots, phase, point, shapes)
+        record = yield from measure_point(stream, contract, host, attempts, phase, point, shapes)
         assert record.prompts is not None
-        wall = clock() - started
-        finish(
+        wall, spent = host.clock() - began, host.spent()
+        own = RankPoint(
+            seeds=record.seeds,
+            warmups=record.warmups,
+            warmup_ordinals=record.warmup_ordinals,
+            repetitions=record.repetitions,
+            rejections=record.rejections,
+            prompts=record.prompts,
+            steps=spent.steps - before.steps,
+            seconds={
+                **record.seconds,
+                "wall": wall,
+                "overhead": spent.overhead_seconds - before.overhead_seconds,
+                "writing": writing,
+            },
+            device_state=host.device_state(),
+        )
+        writing = host.finish(
             PointLine(
                 previous_sha256="",
                 benchmark_id=index + 1,
                 session=session,
                 kv_seed_regime=kv_seed_regime(point),
-                seeds=record.seeds,
-                warmups=record.warmups,
-                warmup_ordinals=record.warmup_ordinals,
-                repetitions=record.repetitions,
-                rejections=record.rejections,
-                prompts=record.prompts,
-                seconds={**record.seconds, "wall": wall, "overhead": overhead() - before},
+                ranks=[decode_rank_point(data) for data in host.exchange(msgspec.json.encode(own))],
                 completed_at=utc_now(),
             )
         )

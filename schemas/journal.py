@@ -11,8 +11,20 @@ import msgspec
 from schemas.native import CudagraphObservation, Prompts, ScheduledRequests, Struct
 
 
+class RankSession(Struct, frozen=True):
+    """One data-parallel rank's engine. `engine`, `limits`, `cudagraph` and `capacity` become blocks of its artifact."""
+
+    dp_rank: int
+    device_name: str
+    engine_start_seconds: float
+    engine: dict[str, Any]
+    limits: dict[str, int]
+    cudagraph: dict[str, Any]
+    capacity: dict[str, Any]
+
+
 class SessionLine(Struct, frozen=True, tag_field="kind", tag="session"):
-    """One engine start. `engine`, `limits`, `cudagraph` and `capacity` become blocks of the artifact.
+    """One start of the engines of all data-parallel ranks, in rank order.
 
     `previous_sha256` is the sha256 of the line before, or of nothing for the first: a line that is edited or lost
     breaks the chain.
@@ -22,16 +34,9 @@ class SessionLine(Struct, frozen=True, tag_field="kind", tag="session"):
     cell_digest: str
     session: int
     run_id: str
-    dp_rank: int
-    dp_size: int
     started_at: str
-    engine_start_seconds: float
-    device_name: str
     producer: dict[str, Any]
-    engine: dict[str, Any]
-    limits: dict[str, int]
-    cudagraph: dict[str, Any]
-    capacity: dict[str, Any]
+    ranks: list[RankSession]
 
 
 class SeedLine(Struct, frozen=True):
@@ -55,13 +60,17 @@ class Span(Struct, frozen=True):
 
 
 class Repetition(Struct, frozen=True):
-    """One accepted repetition: its measured step. Times are seconds of the session's monotonic clock."""
+    """One accepted repetition: its measured step. Times are seconds of the rank process's monotonic clock.
+
+    `overhead_seconds` is what this producer's own code took of the interval.
+    """
 
     ordinal: int
     forward_index: int
     basis: Literal["schedule_to_output", "inter_output"]
     start_monotonic: float
     end_monotonic: float
+    overhead_seconds: float
     scheduled_requests: ScheduledRequests
     cudagraph: CudagraphObservation
     prompts_sha256: str
@@ -75,27 +84,42 @@ class Rejection(Struct, frozen=True):
     chunks: list[list[list[int]]]
 
 
-class PointLine(Struct, frozen=True, tag_field="kind", tag="point"):
-    """One finished point. `benchmark_id` is its place in the frozen list, counted from 1."""
+class RankPoint(Struct, frozen=True):
+    """What one data-parallel rank did for a point.
 
-    previous_sha256: str
-    benchmark_id: int
-    session: int
-    kv_seed_regime: str
+    `seconds` by kind of step, beside `wall`, `overhead` (our code in all `steps` forwards) and `writing` (of the line
+    before this one). `device_state` is what the device said of its clocks afterwards, None where nobody can ask it.
+    """
+
     seeds: list[SeedLine]
     warmups: list[Span]
     warmup_ordinals: list[int]
     repetitions: list[Repetition]
     rejections: list[Rejection]
     prompts: Prompts
+    steps: int
     seconds: dict[str, float]
+    device_state: dict[str, float] | None
+
+
+class PointLine(Struct, frozen=True, tag_field="kind", tag="point"):
+    """One point that every rank finished, in rank order. `benchmark_id` is its place in the frozen list, from 1."""
+
+    previous_sha256: str
+    benchmark_id: int
+    session: int
+    kv_seed_regime: str
+    ranks: list[RankPoint]
     completed_at: str
 
 
 Line = SessionLine | PointLine
 
-SESSIONS_AGREE = ("cell_digest", "run_id", "dp_rank", "dp_size", "device_name", "producer", "engine", "cudagraph")
+SESSIONS_AGREE = ("cell_digest", "run_id", "producer")
+RANK_SESSIONS_AGREE = ("dp_rank", "device_name", "engine", "cudagraph")
 """What every session of a journal has in common; otherwise its points are of different engines."""
 
+decode_rank_point = msgspec.json.Decoder(RankPoint).decode
+decode_rank_session = msgspec.json.Decoder(RankSession).decode
 decode_line = msgspec.json.Decoder(Line).decode
 encode_line = msgspec.json.Encoder().encode

@@ -60,3 +60,8 @@ class Layout:
 
     def cell(self, scope: Scope, name: str) -> Path:
         return self.scope(scope) / "cells" / name
+
+
+def rank_file(dp_rank: int) -> str:
+    """Name of the artifact of a data-parallel rank in its cell's folder (Dynamo's rule)."""
+    return f"benchmark_dp{dp_rank}.json" if dp_rank else "benchmark.json"

@@ -71,12 +71,16 @@ class CudagraphObservation(Struct, frozen=True):
 
 
 class BenchmarkSample(Struct, frozen=True):
-    """`sample_index` is the position in `raw_fpms`; `forward_index` counts this rank's non-empty forwards."""
+    """`sample_index` is the position in `raw_fpms`; `forward_index` counts this rank's non-empty forwards.
+
+    `producer_overhead_seconds` is what the producer's own code took of the interval.
+    """
 
     sample_index: int
     forward_index: int
     timing: Timing
     cudagraph: CudagraphObservation
+    producer_overhead_seconds: float | UnsetType = UNSET
 
 
 class RawFpm(Struct, frozen=True):
@@ -258,19 +262,36 @@ class MergedArtifact(Struct, frozen=True):
     kvwarm: dict[str, Any] | UnsetType = UNSET
 
 
+class SessionReceipt(Struct, frozen=True):
+    """One engine start of a cell: how long it took, and how many points it finished until when."""
+
+    session: int
+    started_at: str
+    engine_start_seconds: float
+    points: int
+    last_point_at: str | None
+
+
 class CellReceipt(Struct, frozen=True):
-    """`receipt.json`: the files of a finished cell by digest, and where its seconds went."""
+    """`receipt.json`: the files of a finished cell by digest, and where its seconds went, as rank 0 saw it.
+
+    `breakdown` adds up to `measuring_seconds`; `idle_fraction` is the part of it outside engine steps.
+    `writing_seconds` went into the journal, between points. `overhead` is the producer's own code: seconds, forwards,
+    microseconds a forward.
+    """
 
     schema_version: int
     cell_digest: str
     files: dict[str, str]
-    sessions: int
+    sessions: list[SessionReceipt]
     engine_start_seconds: float
     measuring_seconds: float
+    writing_seconds: float
     breakdown: dict[str, float]
+    idle_fraction: float
     seeding: dict[str, float]
     rejected_repetitions: int
-    producer_overhead_seconds: float
+    overhead: dict[str, float]
 
 
 def read_struct(cls: type[T], path: Path, what: str) -> T:

@@ -77,7 +77,8 @@ class Grid(Strict):
 class Execution(Strict):
     """Where GPU rules run. Determines no number, so no digest of a measurement covers it.
 
-    `gres` is `gpu:<n>` or `gpu:<type>:<n>`, with n the GPUs of the deployment (tp x dp).
+    `gres` is `gpu:<n>` or `gpu:<type>:<n>`, with n the GPUs of the deployment (tp x dp). An engine that does not run
+    after `start_timeout_seconds`, or takes longer than `step_timeout_seconds` for one step, is ended as hanging.
     """
 
     partition: str | None = None
@@ -86,6 +87,8 @@ class Execution(Strict):
     cpus_per_task: Positive = 1
     mem_mb: Positive = 8000
     runtime_minutes: Positive = 240
+    start_timeout_seconds: Positive = 3600
+    step_timeout_seconds: Positive = 600
 
 
 class Deployment(Strict):

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import torch
 import vllm
+from hosts import host
 from vllm.config import CacheConfig, ObservabilityConfig, SchedulerConfig, VllmConfig
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
@@ -49,7 +50,15 @@ from producer.admission import blocks_of_point, drop_rule
 from producer.contracts import GENERIC
 from producer.grids import candidates, glm53flash
 from producer.partition import RequestShape, request_shapes
-from producer.session import DECODE_MAX_TOKENS, Chunk, MeasurementFailed, Step, expected_chunks, measure
+from producer.session import (
+    DECODE_MAX_TOKENS,
+    Chunk,
+    MeasurementFailed,
+    RequestSpec,
+    Step,
+    expected_chunks,
+    measure,
+)
 from producer.tokens import TokenStream
 from schemas.canonical import read_model
 from schemas.journal import PointLine
@@ -309,6 +318,12 @@ class Oracle:
         }
         self.submit(seeds)
 
+    def cached_tokens(self, spec: RequestSpec) -> int:
+        """Tokens of a prompt that the prefix cache holds now."""
+        tokens, hasher = self.content.given(spec.prompt.tolist())
+        request = Request(f"{next(self._serial)}", tokens, self._sampling[1], None, block_hasher=hasher)
+        return int(self.scheduler.kv_cache_manager.get_computed_blocks(request)[1])
+
     def submit(self, requests: dict[int, tuple[Prompt, int]]) -> Run:
         """Submit (prompt, generated tokens) of each slot together and step until nothing more runs."""
         scheduler = self.scheduler
@@ -483,11 +498,11 @@ def measure_cell(profile: Profile, phase: Phase, points: tuple[Point, ...]) -> C
     few = GENERIC.measurement.model_copy(update={"warmup_repeats": 1, "measurement_repeats": 3})
     contract, stream = GENERIC._replace(measurement=few), TokenStream("oracle", 50_000)
     hit, nothing = profile.cache_hit_alignment_tokens, frozenset[int]()
-    talk = measure(stream, contract, phase, points, hit, nothing, 1, lambda: 0.0, lambda: 0.0, lines.append)
+    talk = measure(stream, contract, host(lines, cached_tokens=oracle.cached_tokens), phase, points, hit, nothing, 1)
     steps: list[Step] | None = None
     try:
         while True:
-            specs = next(talk) if steps is None else talk.send(steps)
+            specs = (next(talk) if steps is None else talk.send(steps)).requests
             prompts = {spec.slot: spec.prompt for spec in specs}
             run = oracle.submit(
                 {spec.slot: (oracle.content.given(spec.prompt.tolist()), spec.max_tokens) for spec in specs}
@@ -501,6 +516,7 @@ def measure_cell(profile: Profile, phase: Phase, points: tuple[Point, ...]) -> C
                     start=0.0,
                     end=0.0,
                     previous_end=0.0,
+                    overhead=0.0,
                     cudagraph=CudagraphObservation(status="unavailable"),
                 )
                 for step in run.steps

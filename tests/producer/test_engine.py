@@ -213,7 +213,7 @@ def test_every_repetition_is_as_many_forwards_as_its_kind_has(demo: Path, phase:
     """A prefill repetition is one step; a decode one computes its prompt's tail, then two decode steps."""
     for folder in (demo / "cells").glob(f"{phase}-*"):
         for line in (folder / "repetitions.jsonl").read_text().splitlines()[1:]:
-            record = json.loads(line)
+            (record,) = json.loads(line)["ranks"]
             forwards = [repetition["forward_index"] for repetition in record["repetitions"]]
             if not record["rejections"]:
                 assert [b - a for a, b in pairwise(forwards)] == [steps] * 9

@@ -3,6 +3,7 @@
 import itertools
 
 import pytest
+from hosts import host
 
 from producer.contracts import GENERIC
 from producer.session import Chunk, MeasurementFailed, Step, measure, scheduled_requests
@@ -28,7 +29,10 @@ class Engine:
 
     def step(self, chunks: dict[int, Chunk], previous_end: float | None) -> Step:
         start, end = next(self.clock), next(self.clock)
-        return Step(next(self.forwards), chunks, start, end, previous_end, CudagraphObservation("unavailable"))
+        return Step(next(self.forwards), chunks, start, end, previous_end, 0.125, CudagraphObservation("unavailable"))
+
+    def cached_tokens(self, spec) -> int:
+        return self.hit(spec.prompt)
 
     def hit(self, prompt) -> int:
         whole = (len(prompt) - 1) // 128 * 128
@@ -60,22 +64,28 @@ class Engine:
 
 def converse(engine: Engine, phase, points, finished=frozenset()) -> list[PointLine]:
     lines: list[PointLine] = []
-    clock = itertools.count()
-    stream = TokenStream("53", 5000)
     talk = measure(
-        stream, GENERIC, phase, points, 128, finished, 1, lambda: float(next(clock)), lambda: 0.0, lines.append
+        TokenStream("53", 5000),
+        GENERIC,
+        host(lines, cached_tokens=engine.cached_tokens),
+        phase,
+        points,
+        128,
+        finished,
+        1,
     )
     try:
-        requests = next(talk)
+        submission = next(talk)
         while True:
-            requests = talk.send(engine.answer(requests))
+            submission = talk.send(engine.answer(submission.requests))
     except StopIteration:
         return lines
 
 
 def test_a_prefill_point_is_seeded_warmed_and_measured_in_one_step_each():
     engine = Engine()
-    (line,) = converse(engine, "prefill", (PREFILL,))
+    (point,) = converse(engine, "prefill", (PREFILL,))
+    (line,) = point.ranks
     assert len(engine.submissions) == 1 + 5 + 10
     assert [(seed.slot, seed.prefix_tokens, seed.computed_tokens) for seed in line.seeds] == [
         (0, 128, 129),
@@ -90,12 +100,13 @@ def test_a_prefill_point_is_seeded_warmed_and_measured_in_one_step_each():
         256,
     )
     assert {r.basis for r in line.repetitions} == {"schedule_to_output"}
-    assert line.kv_seed_regime == "real_prefix"
+    assert {r.overhead_seconds for r in line.repetitions} == {0.0}
+    assert point.kv_seed_regime == "real_prefix"
 
 
 def test_a_decode_point_is_measured_in_its_second_pure_decode_step():
     engine = Engine()
-    (line,) = converse(engine, "decode", (DECODE,))
+    ((line,),) = [point.ranks for point in converse(engine, "decode", (DECODE,))]
     assert {len(request.prompt) for request in engine.submissions[-1]} == {199}
     measured = line.repetitions[0]
     assert measured.basis == "inter_output"
@@ -106,6 +117,7 @@ def test_a_decode_point_is_measured_in_its_second_pure_decode_step():
     assert measured.scheduled_requests.num_prefill_requests == 0
     # From the arrival of the first decode step's output to that of the second: three quarter-second ticks less two.
     assert measured.end_monotonic - measured.start_monotonic == 0.5
+    assert measured.overhead_seconds == 0.125
 
 
 def test_no_two_repetitions_submit_the_same_prompt():
@@ -115,14 +127,31 @@ def test_no_two_repetitions_submit_the_same_prompt():
     assert len(set(prompts)) == len(prompts)
 
 
-def test_an_evicted_prefix_is_noticed_rejected_and_seeded_again():
+def test_an_evicted_prefix_is_noticed_before_the_repetition_and_seeded_again():
+    engine = Engine()
+    asked = itertools.count()
+
+    def forgetful(spec) -> int:
+        if next(asked) == 8:  # the fifth repetition asks for its first slot
+            engine.cached.clear()
+        return engine.hit(spec.prompt)
+
+    engine.cached_tokens = forgetful
+    ((line,),) = [point.ranks for point in converse(engine, "prefill", (PREFILL,))]
+    assert line.rejections == []
+    assert [(seed.slot, seed.attempt) for seed in line.seeds] == [(0, 1), (1, 1), (0, 2), (1, 2)]
+    assert len(line.repetitions) == 10
+
+
+def test_a_prefix_that_goes_while_the_repetition_runs_is_rejected_and_seeded_again():
     engine = Engine()
     engine.lose = {9}
-    (line,) = converse(engine, "prefill", (PREFILL,))
+    ((line,),) = [point.ranks for point in converse(engine, "prefill", (PREFILL,))]
     assert len(line.rejections) == 1
     assert "expected (cached, scheduled) (128, 32), found (0, 160)" in line.rejections[0].reason
     assert line.rejections[0].chunks == [[[0, 160], [0, 160]]]
-    assert len(line.seeds) == 4
+    # The rejected repetition computed both prefixes itself, so they are there again.
+    assert len(line.seeds) == 2
     assert len(line.repetitions) == 10
     assert line.rejections[0].ordinal not in {r.ordinal for r in line.repetitions}
 
@@ -130,7 +159,7 @@ def test_an_evicted_prefix_is_noticed_rejected_and_seeded_again():
 def test_a_repetition_of_two_steps_is_rejected():
     engine = Engine()
     engine.extra_step_at = {4}
-    (line,) = converse(engine, "prefill", (PREFILL,))
+    ((line,),) = [point.ranks for point in converse(engine, "prefill", (PREFILL,))]
     assert line.rejections[0].reason == "expected 1 steps, found 2"
 
 

@@ -71,7 +71,7 @@ def test_each_row_is_the_fifth_smallest_of_its_last_nine_samples(demo: Path, par
         points = cell["points"][cell["identity"]["phase"]]
         for line in (folder / "repetitions.jsonl").read_text().splitlines()[1:]:
             record = json.loads(line)
-            walls = [r["end_monotonic"] - r["start_monotonic"] for r in record["repetitions"]]
+            walls = [r["end_monotonic"] - r["start_monotonic"] for r in record["ranks"][0]["repetitions"]]
             point = points[record["benchmark_id"] - 1]
             key = (
                 cell["model"],

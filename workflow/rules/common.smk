@@ -14,6 +14,7 @@ wildcard_constraints:
     scope="(smoke/)?",
     plan="[0-9a-f]{16}",
     probe="[0-9a-f]{16}",
+    rank="[1-9][0-9]*",
     deployment="|".join(CAMPAIGN.deployments),
     phase="prefill|decode",
 

@@ -1,3 +1,7 @@
+localrules:
+    rank_artifact,
+
+
 # One cell, one job, one engine start. The journal beside the outputs is no output: a failed or forced job keeps it,
 # and what is in it is never measured again.
 rule collect_cell:
@@ -19,5 +23,24 @@ rule collect_cell:
         slurm_partition=CAMPAIGN.resource("partition"),
         slurm_account=CAMPAIGN.resource("account"),
         gres=CAMPAIGN.resource("gres"),
+        start_timeout=CAMPAIGN.resource("start_timeout_seconds"),
+        step_timeout=CAMPAIGN.resource("step_timeout_seconds"),
     shell:
-        "python -m producer.run_cell --cell {input} 2> {log}"
+        "python -m producer.run_cell --cell {input} --start-timeout {resources.start_timeout}"
+        " --step-timeout {resources.step_timeout} 2> {log}"
+
+
+# The artifacts of further data-parallel ranks: how many there are is the cell's affair, so they are no outputs above.
+rule rank_artifact:
+    input:
+        cell=ancient(f"{ROOT}/{{scope}}cells/{{cell}}/cell.json"),
+        receipt=f"{ROOT}/{{scope}}cells/{{cell}}/receipt.json",
+    output:
+        f"{ROOT}/{{scope}}cells/{{cell}}/benchmark_dp{{rank}}.json",
+    log:
+        f"{ROOT}/logs/{{scope}}rank{{rank}}-{{cell}}.log",
+    conda:
+        "../envs/judge.yaml"
+    shell:
+        "python workflow/scripts/rank_artifact.py --cell {input.cell} --rank {wildcards.rank}"
+        " --output {output} 2> {log}"

@@ -142,6 +142,20 @@ def check_shape(fpm: Fpm, group: IterationGroup, rank: int, file: Path) -> None:
         raise Refusal(f"scheduled_requests rank={rank} benchmark_id={group.benchmark_id}", expected, found, file)
 
 
+def engine_of_all(engine: dict[str, Any]) -> dict[str, Any]:
+    """The engine block without the one value that tells ranks apart."""
+    return engine | {"parallel": engine.get("parallel", {}) | {"data_parallel_rank": None}}
+
+
+def check_engine(artifact: RankArtifact, reference: RankArtifact, file: Path) -> None:
+    """All ranks ran one engine configuration."""
+    expected, found = engine_of_all(reference.engine), engine_of_all(artifact.engine)
+    for field in sorted(expected.keys() | found.keys()):
+        if expected.get(field) != found.get(field):
+            name = f"engine provenance mismatch: engine.{field}"
+            raise Refusal(name, expected.get(field), found.get(field), file)
+
+
 def merge(cell: FrozenCell, ranks: dict[Path, RankArtifact], sources: dict[str, str]) -> MergedArtifact:
     """All ranks of one cell as one artifact.
 
@@ -168,6 +182,7 @@ def merge(cell: FrozenCell, ranks: dict[Path, RankArtifact], sources: dict[str, 
         for field in MUST_AGREE:
             if getattr(artifact, field) != getattr(reference, field):
                 raise Refusal(field, f"the value of {reference_file}", "another", file)
+        check_engine(artifact, reference, file)
 
     last_forward = dict.fromkeys(world, -1)
     for group in reference.iteration_groups:
@@ -217,7 +232,7 @@ def merge(cell: FrozenCell, ranks: dict[Path, RankArtifact], sources: dict[str, 
         limits=reference.limits,
         measurement_protocol=reference.measurement_protocol,
         rank_warmup_evidence={str(rank): artifact.warmup_evidence for rank, (_, artifact) in sorted(by_rank.items())},
-        engine=reference.engine,
+        engine=engine_of_all(reference.engine),
         results=results,
         iteration_groups=reference.iteration_groups,
     )

@@ -12,7 +12,7 @@ from msgspec import UNSET
 
 from producer.adapters import adapter_of, pins_digest
 from producer.artifact import GC_POLICY, assemble, contract_of, producer_record
-from producer.contracts import CONTRACTS
+from producer.contracts import CONTRACTS, Contract
 from producer.journal import Journal, read_journal
 from producer.partition import RequestShape, request_shapes
 from producer.session import kv_seed_regime, prompts_of, repetition_requests
@@ -20,7 +20,8 @@ from producer.tokens import TokenStream
 from schemas.canonical import digest, read_bytes, read_model, sha256, write_model
 from schemas.errors import Refusal, run
 from schemas.evidence import CellEvidence
-from schemas.journal import PointLine
+from schemas.journal import RankPoint
+from schemas.layout import rank_file
 from schemas.native import CellReceipt, MergedArtifact, RankArtifact, read_struct
 from schemas.plan import FrozenCell
 from schemas.points import DecodePoint, Point
@@ -36,18 +37,23 @@ class CellFiles(NamedTuple):
     cell: FrozenCell
     receipt: CellReceipt
     journal: Journal
-    artifact: RankArtifact
+    artifacts: list[RankArtifact]
     merged: MergedArtifact
+
+    @property
+    def rank_files(self) -> list[Path]:
+        return [self.folder / rank_file(rank) for rank in range(self.cell.identity.topology.dp)]
 
 
 def read_cell(folder: Path) -> CellFiles:
     cell = read_model(FrozenCell, folder / "cell.json", "frozen cell")
+    ranks = [folder / rank_file(rank) for rank in range(cell.identity.topology.dp)]
     return CellFiles(
         folder,
         cell,
         read_struct(CellReceipt, folder / "receipt.json", "receipt"),
         read_journal(folder / "repetitions.jsonl", cell.digest),
-        read_struct(RankArtifact, folder / "benchmark.json", "rank artifact"),
+        [read_struct(RankArtifact, file, "rank artifact") for file in ranks],
         read_struct(MergedArtifact, folder / "merged.json", "merged artifact"),
     )
 
@@ -79,18 +85,20 @@ def check_identity(files: CellFiles) -> Iterator[str]:
 
 
 def check_derivation(files: CellFiles) -> Iterator[str]:
-    """The artifact is what its journal says; the merged file is what the artifact says."""
+    """The artifacts are what their journal says; the merged file is what the artifacts say."""
+    for rank, (file, artifact) in enumerate(zip(files.rank_files, files.artifacts, strict=True)):
+        try:
+            # Through JSON, as the file went: nested structs of free blocks become plain values.
+            encoded = msgspec.json.encode(assemble(files.cell, files.journal, rank))
+        except (ValueError, KeyError, IndexError) as error:
+            yield f"repetitions.jsonl rank {rank}: {type(error).__name__}: {error}"
+            return
+        derived = msgspec.json.decode(encoded, type=RankArtifact)
+        for field in derived.__struct_fields__:
+            if getattr(derived, field) != getattr(artifact, field):
+                yield f"{file.name} {field}: expected what repetitions.jsonl holds, found another value"
     try:
-        # Through JSON, as the file went: nested structs of free blocks become plain values.
-        derived = msgspec.json.decode(msgspec.json.encode(assemble(files.cell, files.journal)), type=RankArtifact)
-    except (ValueError, KeyError, IndexError) as error:
-        yield f"repetitions.jsonl: {type(error).__name__}: {error}"
-        return
-    for field in derived.__struct_fields__:
-        if getattr(derived, field) != getattr(files.artifact, field):
-            yield f"benchmark.json {field}: expected what repetitions.jsonl holds, found another value"
-    try:
-        merged = merge_files(files.cell, files.folder / "receipt.json", [files.folder / "benchmark.json"])
+        merged = merge_files(files.cell, files.folder / "receipt.json", files.rank_files)
     except Refusal as refusal:
         yield f"merge: {refusal}"
         return
@@ -99,9 +107,8 @@ def check_derivation(files: CellFiles) -> Iterator[str]:
             yield f"merged.json {field}: expected what the rank artifacts hold, found another value"
 
 
-def check_repetitions(line: PointLine, point: Point, shapes: tuple[RequestShape, ...]) -> Iterator[str]:
+def check_repetitions(where: str, line: RankPoint, point: Point, shapes: tuple[RequestShape, ...]) -> Iterator[str]:
     """Every measured step, not only the kept one: the point's counts, the right interval, after its warm-ups."""
-    where = f"benchmark_id={line.benchmark_id}"
     decode = isinstance(point, DecodePoint)
     # What the engine's scheduler counts in the measured step, from the point alone.
     new = 0 if decode else sum(shape.new_tokens for shape in shapes)
@@ -130,88 +137,112 @@ def check_repetitions(line: PointLine, point: Point, shapes: tuple[RequestShape,
         if not last_end <= repetition.start_monotonic < repetition.end_monotonic < math.inf:
             found_interval = (repetition.start_monotonic, repetition.end_monotonic)
             yield f"{name} interval: expected to rise from {last_end}, found {found_interval}"
+        elif not 0 <= repetition.overhead_seconds <= repetition.end_monotonic - repetition.start_monotonic:
+            yield f"{name} overhead_seconds: expected a part of the interval, found {repetition.overhead_seconds}"
         last_forward, last_end = repetition.forward_index, repetition.end_monotonic
 
 
 def check_seeding(files: CellFiles) -> Iterator[str]:
     """Every prefix that a point reads was computed before it by real requests, in the same engine start."""
     points = files.cell.points.points()
-    seeded: set[tuple[int, int, int]] = set()
+    longest: dict[tuple[int, int, int], int] = {}
     for line in files.journal.points:
-        seeded.update((line.session, seed.slot, seed.prefix_tokens) for seed in line.seeds)
         if not 1 <= line.benchmark_id <= len(points):
             continue
         shapes = request_shapes(points[line.benchmark_id - 1], files.cell.cache_hit_alignment_tokens)
-        for slot, shape in enumerate(shapes):
-            if shape.prefix and (line.session, slot, shape.prefix) not in seeded:
-                where = f"benchmark_id={line.benchmark_id} slot {slot}"
-                yield f"{where}: expected a seed of {shape.prefix} tokens before it, found none"
+        for rank, point in enumerate(line.ranks):
+            for seed in point.seeds:
+                key = (line.session, rank, seed.slot)
+                longest[key] = max(longest.get(key, 0), seed.prefix_tokens)
+            for slot, shape in enumerate(shapes):
+                if shape.prefix > longest.get((line.session, rank, slot), 0):
+                    where = f"benchmark_id={line.benchmark_id} rank {rank} slot {slot}"
+                    yield f"{where}: expected a seed of {shape.prefix} tokens before it, found none"
+
+
+def check_point(
+    cell: FrozenCell, contract: Contract, stream: TokenStream, where: str, line: RankPoint, point: Point
+) -> Iterator[str]:
+    """One rank's point ran as often as its contract says, with the prompts that its specification gives."""
+    measurement = contract.measurement
+    shapes = request_shapes(point, cell.cache_hit_alignment_tokens)
+    warmups = sum(span.kind == "eager_shape" for span in line.warmups)
+    for name, found, expected in (
+        ("measurements", len(line.repetitions), measurement.measurement_repeats),
+        ("warm-ups", len(line.warmup_ordinals), measurement.warmup_repeats),
+        ("recorded warm-up spans", warmups, measurement.warmup_repeats),
+    ):
+        if found != expected:
+            yield f"{where} {name}: expected {expected}, found {found}"
+    if len(line.rejections) > contract.max_rejections:
+        yield f"{where} rejections: expected at most {contract.max_rejections}, found {len(line.rejections)}"
+    ordinals = [*line.warmup_ordinals, *(r.ordinal for r in line.repetitions)]
+    ordinals += [rejection.ordinal for rejection in line.rejections]
+    if sorted(ordinals) != list(range(len(ordinals))):
+        yield f"{where} ordinals: expected each of 0..{len(ordinals) - 1} once, found {sorted(ordinals)}"
+    yield from check_repetitions(where, line, point, shapes)
+    for index, repetition in enumerate(line.repetitions):
+        requests = repetition_requests(stream, cell.identity.phase, point, shapes, repetition.ordinal)
+        derived = prompts_of(requests)
+        if derived.sha256 != repetition.prompts_sha256:
+            yield f"{where} repetition {repetition.ordinal}: prompts are not those of the specification"
+        if index == 1 and derived != line.prompts:
+            yield f"{where}: recorded prompts are not those of measurement 1"
 
 
 def check_points(files: CellFiles) -> Iterator[str]:
-    """Every point ran as often as its contract says, with the prompts that its specification gives."""
-    cell, measurement = files.cell, files.cell.identity.measurement
-    contract = contract_of(cell, files.folder)
+    """Every point of every rank, and what its ranks must have in common."""
+    cell, contract = files.cell, contract_of(files.cell, files.folder)
     points = cell.points.points()
-    stream = TokenStream(cell.identity.token_seed, cell.vocab_size)
+    streams = [TokenStream(cell.identity.token_seed, cell.vocab_size, rank) for rank in range(files.journal.ranks)]
     for line in sorted(files.journal.points, key=lambda line: line.benchmark_id):
         where = f"benchmark_id={line.benchmark_id}"
         if not 1 <= line.benchmark_id <= len(points):
             yield f"{where}: expected 1..{len(points)}"
             continue
         point = points[line.benchmark_id - 1]
-        shapes = request_shapes(point, cell.cache_hit_alignment_tokens)
-        warmups = sum(span.kind == "eager_shape" for span in line.warmups)
-        for name, found, expected in (
-            ("measurements", len(line.repetitions), measurement.measurement_repeats),
-            ("warm-ups", len(line.warmup_ordinals), measurement.warmup_repeats),
-            ("recorded warm-up spans", warmups, measurement.warmup_repeats),
-        ):
-            if found != expected:
-                yield f"{where} {name}: expected {expected}, found {found}"
-        if len(line.rejections) > contract.max_rejections:
-            yield f"{where} rejections: expected at most {contract.max_rejections}, found {len(line.rejections)}"
-        ordinals = [*line.warmup_ordinals, *(r.ordinal for r in line.repetitions)]
-        ordinals += [rejection.ordinal for rejection in line.rejections]
-        if sorted(ordinals) != list(range(len(ordinals))):
-            yield f"{where} ordinals: expected each of 0..{len(ordinals) - 1} once, found {sorted(ordinals)}"
         if line.kv_seed_regime != kv_seed_regime(point):
             yield f"{where} kv_seed_regime: expected {kv_seed_regime(point)}, found {line.kv_seed_regime}"
-        yield from check_repetitions(line, point, shapes)
-        for index, repetition in enumerate(line.repetitions):
-            requests = repetition_requests(stream, cell.identity.phase, point, shapes, repetition.ordinal)
-            derived = prompts_of(requests)
-            if derived.sha256 != repetition.prompts_sha256:
-                yield f"{where} repetition {repetition.ordinal}: prompts are not those of the specification"
-            if index == 1 and derived != line.prompts:
-                yield f"{where}: recorded prompts are not those of measurement 1"
+        used = [[repetition.ordinal for repetition in rank.repetitions] for rank in line.ranks]
+        if any(ordinals != used[0] for ordinals in used):
+            yield f"{where} ordinals: expected the same repetitions on every rank, found {used}"
+        for rank, (stream, own) in enumerate(zip(streams, line.ranks, strict=True)):
+            which = where if len(streams) == 1 else f"{where} rank {rank}"
+            yield from check_point(cell, contract, stream, which, own, point)
 
 
 def check_engine(files: CellFiles) -> Iterator[str]:
-    """The engine says of itself what the cell's identity says."""
+    """The engine of every rank says of itself what the cell's identity says."""
     identity = files.cell.identity
     for session in files.journal.sessions:
-        engine, graph = session.engine, session.engine.get("graph", {})
-        parallel, scheduler = engine.get("parallel", {}), engine.get("scheduler", {})
-        facts = {
-            "versions.vllm": (identity.runtime_backend_version, engine.get("versions", {}).get("vllm")),
-            "kv_cache.enable_prefix_caching": (True, engine.get("kv_cache", {}).get("enable_prefix_caching")),
-            "scheduler.async_scheduling": (False, scheduler.get("async_scheduling")),
-            "scheduler.max_num_batched_tokens": (
-                identity.limits.max_num_tokens,
-                scheduler.get("max_num_batched_tokens"),
-            ),
-            "scheduler.max_num_seqs": (identity.limits.max_batch_size, scheduler.get("max_num_seqs")),
-            "parallel.tensor_parallel_size": (identity.topology.tp, parallel.get("tensor_parallel_size")),
-            "parallel.data_parallel_size": (identity.topology.dp, parallel.get("data_parallel_size")),
-            "parallel.enable_expert_parallel": (identity.topology.moe_ep > 1, parallel.get("enable_expert_parallel")),
-            "speculative": (None, engine.get("speculative", "absent")),
-        }
-        if identity.engine.enforce_eager:
-            facts["graph.cudagraph_mode"] = ("NONE", graph.get("cudagraph_mode"))
-        for field, (expected, found) in facts.items():
-            if expected != found:
-                yield f"session {session.session} engine.{field}: expected {expected}, found {found}"
+        if len(session.ranks) != identity.topology.dp:
+            yield f"session {session.session} ranks: expected {identity.topology.dp}, found {len(session.ranks)}"
+        for rank, own in enumerate(session.ranks):
+            engine, graph = own.engine, own.engine.get("graph", {})
+            parallel, scheduler = engine.get("parallel", {}), engine.get("scheduler", {})
+            facts = {
+                "versions.vllm": (identity.runtime_backend_version, engine.get("versions", {}).get("vllm")),
+                "kv_cache.enable_prefix_caching": (True, engine.get("kv_cache", {}).get("enable_prefix_caching")),
+                "scheduler.async_scheduling": (False, scheduler.get("async_scheduling")),
+                "scheduler.max_num_batched_tokens": (
+                    identity.limits.max_num_tokens,
+                    scheduler.get("max_num_batched_tokens"),
+                ),
+                "scheduler.max_num_seqs": (identity.limits.max_batch_size, scheduler.get("max_num_seqs")),
+                "parallel.tensor_parallel_size": (identity.topology.tp, parallel.get("tensor_parallel_size")),
+                "parallel.data_parallel_size": (identity.topology.dp, parallel.get("data_parallel_size")),
+                "parallel.data_parallel_rank": (rank, parallel.get("data_parallel_rank")),
+                "parallel.enable_expert_parallel": (
+                    identity.topology.moe_ep > 1,
+                    parallel.get("enable_expert_parallel"),
+                ),
+                "speculative": (None, engine.get("speculative", "absent")),
+            }
+            if identity.engine.enforce_eager:
+                facts["graph.cudagraph_mode"] = ("NONE", graph.get("cudagraph_mode"))
+            for field, (expected, found) in facts.items():
+                if expected != found:
+                    yield f"session {session.session} engine.{field}: expected {expected}, found {found}"
 
 
 def classify(files: CellFiles) -> tuple[list[str], list[str]]:
@@ -238,7 +269,8 @@ def gaps_of(files: CellFiles) -> list[str]:
     eager = files.cell.identity.engine.enforce_eager
     unobserved = {
         row.point.benchmark_id
-        for row in files.artifact.results
+        for artifact in files.artifacts
+        for row in artifact.results
         for fpm in row.fpms
         if fpm.benchmark_measurement is not UNSET
         for raw in fpm.benchmark_measurement.raw_fpms
@@ -255,15 +287,17 @@ def verify(files: CellFiles) -> CellEvidence:
     if files.cell.identity.contract in CONTRACTS:
         failures += check_points(files)
     gaps = gaps_of(files)
+    # The merge has it that all ranks of a point agree: a point counts once, however many ranks ran it.
+    counted = [(row, label) for row, label in zip(files.merged.results, labels, strict=False) if row.point.dp_rank == 0]
     return CellEvidence(
         cell_digest=files.cell.digest,
         phase=files.cell.identity.phase,
         state="failed" if failures else "unestablished" if gaps else "recorded",
         failures=tuple(failures),
         gaps=tuple(gaps),
-        points=len(files.merged.results),
-        native_regime_counts=dict(sorted(Counter(row.kv_seed_regime for row in files.merged.results).items())),
-        formal_regime_counts=dict(sorted(Counter(labels).items())),
+        points=len(files.merged.iteration_groups),
+        native_regime_counts=dict(sorted(Counter(row.kv_seed_regime for row, _ in counted).items())),
+        formal_regime_counts=dict(sorted(Counter(label for _, label in counted).items())),
         formal_regimes=tuple(labels),
         merged_sha256=sha256(read_bytes(files.folder / "merged.json", "merged artifact")),
         run_id=files.merged.run_id,

@@ -1,0 +1,173 @@
+"""One data-parallel rank of a cell: its engine, its side of the conversation. `run_cell` starts and watches it.
+
+Rank 0 writes the journal; a point has one line, with what every rank did.
+"""
+
+import argparse
+import sys
+import time
+import uuid
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from producer.adapters import adapter_of
+from producer.artifact import GC_POLICY, contract_of, producer_record
+from producer.device_state import reader_of
+from producer.exclusive import utc_now
+from producer.heartbeat import Heartbeat
+from producer.journal import Journal, JournalWriter, check_sessions, read_journal
+from producer.lockstep import Lockstep
+from producer.progress import PointLog
+from producer.session import Host, MeasurementFailed, measure
+from producer.supervise import prepare_rank
+from producer.tokens import TokenStream
+from schemas.canonical import read_model
+from schemas.errors import Refusal, run
+from schemas.journal import PointLine, RankSession, SessionLine, decode_rank_session
+from schemas.plan import FrozenCell
+
+
+def check_engine(cell: FrozenCell, scheduler: Any) -> None:
+    """The started engine is the one of the accepted profile, with at least its capacity."""
+    found = {
+        "block_size": scheduler.block_size,
+        "hash_block_size": scheduler.hash_block_size,
+        "cache_hit_alignment_tokens": scheduler.kv_cache_config.cache_hit_alignment_tokens,
+    }
+    for field, value in found.items():
+        if value != getattr(cell, field):
+            raise Refusal(f"engine {field}", f"{getattr(cell, field)} of the accepted profile", value, cell.name)
+    free = scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
+    if free < cell.free_blocks:
+        raise Refusal("engine free blocks", f"at least {cell.free_blocks} of the accepted profile", free, cell.name)
+
+
+def rank_session(cell: FrozenCell, engine: Any, rank: int) -> RankSession:
+    """What this rank's engine says of itself."""
+    from producer.observe import observe_engine
+
+    scheduler = engine.scheduler
+    cudagraph = engine.observe_graph()
+    free = scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
+    limits = {
+        "max_num_scheduled_tokens": scheduler.max_num_scheduled_tokens,
+        "max_num_running_reqs": scheduler.max_num_running_reqs,
+        "max_model_len": scheduler.max_model_len,
+    }
+    decode = cell.identity.phase == "decode"
+    return RankSession(
+        dp_rank=rank,
+        device_name=engine.device_name,
+        engine_start_seconds=engine.start_seconds,
+        engine=observe_engine(scheduler, cudagraph) | {"threads": engine.threads},
+        limits=limits
+        | {
+            "block_size": scheduler.block_size,
+            "num_gpu_blocks": scheduler.kv_cache_config.num_blocks,
+            "configured_max_batch_size": cell.identity.limits.max_batch_size,
+            "feasible_max_batch_size": cell.identity.limits.max_batch_size if decode else 0,
+        },
+        cudagraph=cudagraph,
+        capacity=limits
+        | {
+            "usable_blocks_without_watermark": free,
+            "usable_blocks_with_watermark": free,
+            "kvwarm_eligible": decode,
+        },
+    )
+
+
+def open_session(cell: FrozenCell, journal: Journal, ranks: list[RankSession]) -> SessionLine:
+    """The line that opens this start of the engines."""
+    adapter = adapter_of(cell.identity.runtime_backend_version, cell.name)
+    return SessionLine(
+        previous_sha256="",
+        cell_digest=cell.digest,
+        session=len(journal.sessions) + 1,
+        run_id=journal.sessions[0].run_id if journal.sessions else uuid.uuid4().hex,
+        started_at=utc_now(),
+        producer=producer_record(cell, adapter.distribution, GC_POLICY),
+        ranks=ranks,
+    )
+
+
+def measure_rank(cell: FrozenCell, folder: Path, rank: int, port: int, heart: Heartbeat) -> None:
+    """Start this rank's engine and measure the points without a line, together with the other ranks."""
+    from producer import engine as engine_half
+
+    identity = cell.identity
+    journal_file = folder / "repetitions.jsonl"
+    journal = read_journal(journal_file, cell.digest)
+    writer = JournalWriter(journal_file, journal.last_sha256) if rank == 0 else None
+    parallel = engine_half.DataParallel(rank, identity.topology.dp, port)
+    engine = engine_half.start(cell.model, identity, identity.environment, parallel)
+    check_engine(cell, engine.scheduler)
+    lockstep = Lockstep(engine.group, engine.core.execute_dummy_batch)
+    own = msgspec.json.encode(rank_session(cell, engine, rank))
+    session = open_session(cell, journal, [decode_rank_session(data) for data in lockstep.exchange(own)])
+    check_sessions([*journal.sessions, session], journal_file)
+    if writer is not None:
+        writer.append(session)
+    log = PointLog(cell, len(journal.finished))
+
+    def started(benchmark_id: int) -> None:
+        heart.started(benchmark_id)
+        log.started()
+
+    def finish(line: PointLine) -> float:
+        seconds = 0.0
+        if writer is not None:
+            seconds = writer.append(line)
+            log.finished(line)
+        heart.finished()
+        return seconds
+
+    host = Host(
+        clock=time.monotonic,
+        spent=engine.scheduler.spent,
+        cached_tokens=engine.scheduler.cached_tokens,
+        exchange=lockstep.exchange,
+        device_state=reader_of(engine.device, rank * identity.topology.tp),
+        started=started,
+        rejected=heart.rejected,
+        finish=finish,
+    )
+    conversation = measure(
+        TokenStream(identity.token_seed, cell.vocab_size, rank),
+        contract_of(cell, folder),
+        host,
+        identity.phase,
+        cell.points.points(),
+        cell.cache_hit_alignment_tokens,
+        journal.finished,
+        session.session,
+    )
+    heart.ready()
+    with engine.frozen_collector():
+        engine.scheduler.begin(conversation, journal.next_forward_index(rank), lockstep, heart.step)
+        engine.run_conversation()
+    if writer is not None:
+        writer.close()
+    engine.stop()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--cell", type=Path, required=True)
+    parser.add_argument("--rank", type=int, required=True)
+    parser.add_argument("--port", type=int, required=True, help="where the ranks meet, on this machine")
+    parser.add_argument("--heartbeat", type=int, required=True, help="file descriptor of the shared pulse")
+    arguments = parser.parse_args()
+    prepare_rank()
+    cell = read_model(FrozenCell, arguments.cell, "frozen cell")
+    try:
+        measure_rank(cell, arguments.cell.parent, arguments.rank, arguments.port, Heartbeat(arguments.heartbeat))
+    except MeasurementFailed as failure:
+        print(f"rank {arguments.rank}: {failure}", file=sys.stderr)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    run(main)
