@@ -12,7 +12,7 @@ TORCH_INDEX ?=
 PIP := .venv/bin/pip --disable-pip-version-check
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
-.PHONY: demo test test-oracle-vllm-033 env lint types consumer bench clean
+.PHONY: demo test test-kill test-oracle-vllm-033 env lint types consumer bench clean
 
 env: .venv/installed-$(ENGINE)
 
@@ -23,10 +23,15 @@ demo: .venv/installed-cpu
 test: .venv/installed-cpu .consumer-venv/installed
 	python -m pytest
 
+# A job is killed at 30 random moments, and goes on: about 15 minutes. PASSGRID_KILL_SEED repeats a run.
+test-kill: .venv/installed-cpu
+	PASSGRID_KILLS=30 python -m pytest -s tests/producer/test_kills.py
+
 # The proof with the scheduler of vLLM 0.33.0: only its Python files are needed, no GPU.
 VLLM_033 ?= .vllm-0.33.0
 test-oracle-vllm-033: .venv/installed-cpu $(VLLM_033)/vllm
-	PASSGRID_VLLM_033=$(abspath $(VLLM_033)) python -m pytest tests/producer/test_scheduler_oracle.py -k 0_33
+	PASSGRID_VLLM_033=$(abspath $(VLLM_033)) python -m pytest tests/producer/test_scheduler_oracle.py \
+	  tests/producer/test_launch_checks.py -k 0_33
 
 $(VLLM_033)/vllm:
 	$(PIP) download --quiet --no-deps --only-binary :all: --dest $(VLLM_033) vllm==0.33.0

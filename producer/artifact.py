@@ -9,6 +9,7 @@ from producer.contracts import CONTRACTS, Contract
 from producer.journal import Journal
 from producer.reduction import adjacent_upper_median
 from producer.seeding import distinct_prefix_tokens, execution_order
+from producer.tokens import FIRST_TOKEN
 from schemas.canonical import digest
 from schemas.errors import Refusal
 from schemas.journal import PointLine, RankPoint, RankSession, SessionLine, Span
@@ -31,34 +32,13 @@ from schemas.native import (
     RankResult,
     RawFpm,
     Row,
-    SessionReceipt,
+    Session,
     Timing,
 )
 from schemas.plan import FrozenCell
 from schemas.points import Point, PrefillPoint, partition_block, point_key, rows_block
 
 FPM_VERSION = 1
-
-GC_POLICY = "collected_frozen_disabled"
-"""What the engine half does with the garbage collector of the driver and of every worker while points run."""
-
-
-def producer_record(cell: FrozenCell, distribution: str, gc_policy: str) -> dict[str, Any]:
-    """Who measured: `measurement_protocol.producer` of the artifact."""
-    return {
-        "name": "passgrid",
-        "contract": cell.identity.contract,
-        "protocol": cell.identity.producer_protocol,
-        "cell_digest": cell.digest,
-        "distribution": distribution,
-        "vllm_package_version": cell.identity.runtime_backend_version,
-        "runtime_source_manifest_sha256": cell.identity.pins_sha256,
-        "token_generator": cell.identity.token_generator,
-        "token_seed": cell.identity.token_seed,
-        "reduction": "upper_median_after_first_repetition",
-        "prompts_of_measurement": 1,
-        "gc_policy": gc_policy,
-    }
 
 
 def native_point(cell: FrozenCell, index: int, cudagraph: dict[str, Any], regime: str | None = None) -> NativePoint:
@@ -111,6 +91,7 @@ def _raw_fpms(line: PointLine, dp_rank: int) -> list[RawFpm]:
                     end_monotonic=repetition.end_monotonic,
                 ),
                 cudagraph=repetition.cudagraph,
+                repetition=repetition.ordinal,
                 producer_overhead_seconds=repetition.overhead_seconds,
             ),
         )
@@ -123,7 +104,7 @@ def _retained(
 ) -> Fpm:
     raw = _raw_fpms(line, dp_rank)
     wall, indices = adjacent_upper_median([fpm.wall_time for fpm in raw])
-    copied = raw[1]
+    copied, own = raw[1], line.ranks[dp_rank]
     phase = cell.identity.phase
     return Fpm(
         version=copied.version,
@@ -137,7 +118,7 @@ def _retained(
             schema_version=1,
             point_key=point_key(phase, cell.points.points()[line.benchmark_id - 1]),
             dp_rank=dp_rank,
-            prompts=line.ranks[dp_rank].prompts,
+            prompts=own.prompts,
             preparation=Preparation(
                 grid_digest=grid,
                 completed_points_before=position,
@@ -148,6 +129,9 @@ def _retained(
             raw_fpms=raw,
             estimate=Estimate(method=cell.identity.measurement.reduction, raw_sample_indices=indices),
             repetition_line_sha256=journal.line_sha256[line.benchmark_id],
+            session=line.session,
+            rejections=own.rejections or UNSET,
+            device_state=own.device_state or UNSET,
         ),
     )
 
@@ -167,8 +151,11 @@ def _warmup_record(span: Span, point: NativePoint, position: int) -> dict[str, A
     }
 
 
-def measurement_protocol(session: SessionLine, cell: FrozenCell) -> dict[str, Any]:
-    """Dynamo's `measurement_protocol` block, with the producer's own record inside."""
+def measurement_protocol(session: SessionLine, cell: FrozenCell, device_was_asked: bool) -> dict[str, Any]:
+    """Dynamo's `measurement_protocol` block, with the producer's own record and what makes its prompts again."""
+    unobserved = ["sampled_continuation_token_ids"]
+    if not device_was_asked:
+        unobserved += ["device_clock_frequency", "power_state"]
     return {
         "schema_version": 1,
         "content_identity": "coordinate_rank_slot_v1",
@@ -188,7 +175,14 @@ def measurement_protocol(session: SessionLine, cell: FrozenCell) -> dict[str, An
             "warmup_scope": "request_completion_and_existing_shape_validation",
         },
         "input_evidence_scope": "injected_prompt_token_ids",
-        "unobserved": ["sampled_continuation_token_ids", "device_clock_frequency", "power_state"],
+        "unobserved": unobserved,
+        "prompt_specification": {
+            "generator": cell.identity.token_generator,
+            "seed": cell.identity.token_seed,
+            "vocab_range": [FIRST_TOKEN, cell.vocab_size],
+            "prefix": "prefix:slot{slot}",
+            "suffix": "point:{point_key}:repetition{repetition}:slot{slot}",
+        },
         "preparation": {
             "warmup_iterations": 0,
             "prefill_real_seed": cell.identity.phase == "prefill",
@@ -197,6 +191,7 @@ def measurement_protocol(session: SessionLine, cell: FrozenCell) -> dict[str, An
             "giant_kv_repeats": cell.identity.measurement.measurement_repeats,
         },
         "producer": session.producer,
+        "serving_config": session.ranks[0].engine["serving_config"],
     }
 
 
@@ -248,6 +243,7 @@ def assemble(cell: FrozenCell, journal: Journal, dp_rank: int) -> RankArtifact:
             )
         )
     is_decode = cell.identity.phase == "decode"
+    asked = all(point.device_state for line in journal.points for point in line.ranks)
     return RankArtifact(
         schema_version=SCHEMA_VERSION,
         kvwarm=_kvwarm(cell, len(rows)) if is_decode else UNSET,
@@ -271,7 +267,7 @@ def assemble(cell: FrozenCell, journal: Journal, dp_rank: int) -> RankArtifact:
         config=_config(cell),
         limits=own.limits,
         recurrent_state={"initialization": "unchanged", "policy": None, "uniform_bound": None},
-        measurement_protocol=measurement_protocol(session, cell),
+        measurement_protocol=measurement_protocol(session, cell, asked),
         warmup_evidence={"status": "recorded", "records": ledgers[dp_rank]},
         measurement_policy={"decode": "steady_state_second_step", "prefill": "single_step"},
         synthetic_prompts={"mode": "seeded_tokens", "vocab_size": cell.vocab_size},
@@ -283,7 +279,25 @@ def assemble(cell: FrozenCell, journal: Journal, dp_rank: int) -> RankArtifact:
         skipped_points=[],
         missing_phases=[],
         error=None,
+        sessions=sessions_of(journal),
     )
+
+
+def sessions_of(journal: Journal) -> list[Session]:
+    """The engine starts of a journal, as rank 0 saw them."""
+    sessions = []
+    for session in journal.sessions:
+        ends = [line.completed_at for line in journal.points if line.session == session.session]
+        sessions.append(
+            Session(
+                session=session.session,
+                started_at=session.started_at,
+                engine_start_seconds=session.ranks[0].engine_start_seconds,
+                points=len(ends),
+                last_point_at=max(ends, default=None),
+            )
+        )
+    return sessions
 
 
 def _kvwarm(cell: FrozenCell, points: int) -> dict[str, Any]:
@@ -325,18 +339,7 @@ def receipt(cell: FrozenCell, journal: Journal, files: dict[str, str]) -> CellRe
     computed = sum(seed.computed_tokens - 1 for line in journal.points for point in line.ranks for seed in point.seeds)
     distinct = journal.ranks * distinct_prefix_tokens(cell.points.points(), cell.cache_hit_alignment_tokens)
     overhead, forwards = sum(point.seconds["overhead"] for point in first), sum(point.steps for point in first)
-    sessions = []
-    for session in journal.sessions:
-        ends = [line.completed_at for line in journal.points if line.session == session.session]
-        sessions.append(
-            SessionReceipt(
-                session=session.session,
-                started_at=session.started_at,
-                engine_start_seconds=session.ranks[0].engine_start_seconds,
-                points=len(ends),
-                last_point_at=max(ends, default=None),
-            )
-        )
+    sessions = sessions_of(journal)
     return CellReceipt(
         schema_version=2,
         cell_digest=cell.digest,

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from producer.launch_checks import refuse_unmodelled
 from schemas.errors import Refusal
 from schemas.launch import EngineSettings, GraphSettings, Limits, Precision, Topology
 
@@ -182,26 +183,3 @@ def start(model: str, launch: Launch, environment: dict[str, str], parallel: Dat
     engine = Engine(llm, time.monotonic() - began)
     refuse_unmodelled(engine.scheduler, Path(model))
     return engine
-
-
-def refuse_unmodelled(scheduler: Any, model: Path) -> None:
-    """Refuse launches whose scheduling the align rule does not model, by name and value."""
-    facts = {
-        "speculative_config": (scheduler.vllm_config.speculative_config, None),
-        "kv_transfer_config": (scheduler.vllm_config.kv_transfer_config, None),
-        "use_eagle_block_drop": (bool(scheduler.use_eagle_block_drop), False),
-        "mamba_partial_cache_hit": (bool(scheduler.mamba_partial_cache_hit), False),
-        "async_scheduling": (bool(scheduler.scheduler_config.async_scheduling), False),
-        "pipeline_parallel_size": (scheduler.parallel_config.pipeline_parallel_size, 1),
-        "enable_prefix_caching": (bool(scheduler.cache_config.enable_prefix_caching), True),
-        "cache_config.block_size": (scheduler.cache_config.block_size, scheduler.block_size),
-        "num_hash_lookahead_tokens": (
-            getattr(scheduler.kv_cache_manager.block_pool, "num_hash_lookahead_tokens", 0),
-            0,
-        ),
-    }
-    if any(type(group.kv_cache_spec).__name__ == "MambaSpec" for group in scheduler.kv_cache_config.kv_cache_groups):
-        facts["hash_block_size"] = (scheduler.hash_block_size, scheduler.block_size)
-    for field, (found, wanted) in facts.items():
-        if found != wanted:
-            raise Refusal(f"launch {field}", wanted, found, model)

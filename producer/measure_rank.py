@@ -13,13 +13,15 @@ from typing import Any
 import msgspec
 
 from producer.adapters import adapter_of
-from producer.artifact import GC_POLICY, contract_of, producer_record
+from producer.artifact import contract_of
 from producer.device_state import reader_of
 from producer.exclusive import utc_now
 from producer.heartbeat import Heartbeat
 from producer.journal import Journal, JournalWriter, check_sessions, read_journal
+from producer.launch_checks import launch_facts
 from producer.lockstep import Lockstep
 from producer.progress import PointLog
+from producer.record import producer_record, serving_config
 from producer.session import Host, MeasurementFailed, measure
 from producer.supervise import prepare_rank
 from producer.tokens import TokenStream
@@ -46,10 +48,12 @@ def check_engine(cell: FrozenCell, scheduler: Any) -> None:
 
 def rank_session(cell: FrozenCell, engine: Any, rank: int) -> RankSession:
     """What this rank's engine says of itself."""
-    from producer.observe import observe_engine
+    from producer.observe import group_record, observe_engine
 
     scheduler = engine.scheduler
     cudagraph = engine.observe_graph()
+    groups = [group_record(group) for group in scheduler.kv_cache_config.kv_cache_groups]
+    serving = serving_config(groups, launch_facts(scheduler), cell.name)
     free = scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
     limits = {
         "max_num_scheduled_tokens": scheduler.max_num_scheduled_tokens,
@@ -61,7 +65,7 @@ def rank_session(cell: FrozenCell, engine: Any, rank: int) -> RankSession:
         dp_rank=rank,
         device_name=engine.device_name,
         engine_start_seconds=engine.start_seconds,
-        engine=observe_engine(scheduler, cudagraph) | {"threads": engine.threads},
+        engine=observe_engine(scheduler, cudagraph) | {"threads": engine.threads, "serving_config": serving},
         limits=limits
         | {
             "block_size": scheduler.block_size,
@@ -88,7 +92,7 @@ def open_session(cell: FrozenCell, journal: Journal, ranks: list[RankSession]) -
         session=len(journal.sessions) + 1,
         run_id=journal.sessions[0].run_id if journal.sessions else uuid.uuid4().hex,
         started_at=utc_now(),
-        producer=producer_record(cell, adapter.distribution, GC_POLICY),
+        producer=producer_record(cell, adapter),
         ranks=ranks,
     )
 

@@ -8,11 +8,12 @@ import argparse
 import sys
 from pathlib import Path
 
-from producer.adapters import adapter_of, check_installed
+from producer.adapters import Adapter, adapter_of, check_installed, pins_digest
 from producer.artifact import assemble, contract_of, receipt
 from producer.exclusive import claim, exclusive_devices
 from producer.journal import Journal, read_journal
 from producer.progress import StatusFile
+from producer.record import producer_record
 from producer.supervise import Patience, Stopped, rank_commands, stop_on_signals, supervise
 from producer.tokens import GENERATOR
 from schemas.canonical import digest, read_bytes, read_model, sha256
@@ -34,6 +35,7 @@ def check_cell(cell: FrozenCell, file: Path) -> None:
         "cell name": (file.parent.name, cell.name),
         "points_sha256": (identity.points_sha256, digest(cell.points)),
         "token_generator": (GENERATOR, identity.token_generator),
+        "pins_sha256": (pins_digest(adapter_of(identity.runtime_backend_version, file)), identity.pins_sha256),
     }
     for field, (expected, found) in facts.items():
         if expected != found:
@@ -48,11 +50,22 @@ def check_model(cell: FrozenCell, file: Path) -> None:
         raise Refusal(f"config of {cell.model}", cell.identity.model_config_sha256, found, file)
 
 
+def check_producer(cell: FrozenCell, adapter: Adapter, journal: Journal, file: Path) -> None:
+    """A journal goes on with the producer that began it: seconds before an engine would find out."""
+    if not journal.sessions:
+        return
+    began, now = journal.sessions[0].producer, producer_record(cell, adapter)
+    for field in sorted(began.keys() | now.keys()):
+        if began.get(field) != now.get(field):
+            raise Refusal(f"producer.{field} of this journal", began.get(field), f"{now.get(field)} here", file)
+
+
 def measure_missing(cell: FrozenCell, file: Path, journal: Journal, patience: Patience) -> int:
     """Run the engine until every point has a line; returns the exit code, after saying why when it is not 0."""
     check_model(cell, file)
     adapter = adapter_of(cell.identity.runtime_backend_version, file)
     check_installed(adapter)
+    check_producer(cell, adapter, journal, file.parent / "repetitions.jsonl")
     topology = cell.identity.topology
     status = StatusFile(cell, file.parent, len(journal.finished))
     commands = rank_commands("producer.measure_rank", ["--cell", str(file)], topology.dp)

@@ -17,8 +17,8 @@ from producer.partition import RequestShape, request_shapes
 from producer.seeding import execution_order
 from producer.tokens import TokenStream, ids_sha256
 from schemas.canonical import digest
-from schemas.journal import PointLine, RankPoint, Rejection, Repetition, SeedLine, Span, decode_rank_point
-from schemas.native import CudagraphObservation, PromptDigest, Prompts, ScheduledRequests
+from schemas.journal import PointLine, RankPoint, Repetition, SeedLine, Span, decode_rank_point
+from schemas.native import CudagraphObservation, PromptDigest, Prompts, RejectedRepetition, ScheduledRequests
 from schemas.points import DecodePoint, Phase, Point, PrefillPoint, point_key
 
 DECODE_MAX_TOKENS = 3
@@ -242,7 +242,7 @@ class _PointRecord:
         self.warmups: list[Span] = []
         self.warmup_ordinals: list[int] = []
         self.repetitions: list[Repetition] = []
-        self.rejections: list[Rejection] = []
+        self.rejections: list[RejectedRepetition] = []
         self.prompts: Prompts | None = None
         self.seconds = {"seeding": 0.0, "warmup": 0.0, "scaffolding": 0.0, "measured": 0.0, "rejected": 0.0}
 
@@ -284,7 +284,7 @@ def measure_point(
         if reason:
             record.seconds["rejected"] += busy
             chunks = [[[c.computed, c.scheduled] for c in step.chunks.values()] for step in steps]
-            record.rejections.append(Rejection(ordinal=ordinal, reason=reason, chunks=chunks))
+            record.rejections.append(RejectedRepetition(ordinal=ordinal, reason=reason, chunks=chunks))
             host.rejected()
             if len(record.rejections) > contract.max_rejections:
                 raise MeasurementFailed(f"{len(record.rejections)} rejected repetitions: {reason}")

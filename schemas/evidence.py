@@ -18,6 +18,7 @@ class CellEvidence(Strict):
     state: EvidenceState
     failures: tuple[str, ...]
     gaps: tuple[str, ...]
+    drifting: tuple[str, ...] = ()
     points: int
     native_regime_counts: dict[str, int]
     formal_regime_counts: dict[str, int]

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from schemas.native import CudagraphObservation, Prompts, ScheduledRequests, Struct
+from schemas.native import CudagraphObservation, Prompts, RejectedRepetition, ScheduledRequests, Struct
 
 
 class RankSession(Struct, frozen=True):
@@ -76,14 +76,6 @@ class Repetition(Struct, frozen=True):
     prompts_sha256: str
 
 
-class Rejection(Struct, frozen=True):
-    """A repetition that did not run as the point says: `chunks` are [cached, scheduled] of each request, by step."""
-
-    ordinal: int
-    reason: str
-    chunks: list[list[list[int]]]
-
-
 class RankPoint(Struct, frozen=True):
     """What one data-parallel rank did for a point.
 
@@ -95,7 +87,7 @@ class RankPoint(Struct, frozen=True):
     warmups: list[Span]
     warmup_ordinals: list[int]
     repetitions: list[Repetition]
-    rejections: list[Rejection]
+    rejections: list[RejectedRepetition]
     prompts: Prompts
     steps: int
     seconds: dict[str, float]

@@ -73,13 +73,15 @@ class CudagraphObservation(Struct, frozen=True):
 class BenchmarkSample(Struct, frozen=True):
     """`sample_index` is the position in `raw_fpms`; `forward_index` counts this rank's non-empty forwards.
 
-    `producer_overhead_seconds` is what the producer's own code took of the interval.
+    `repetition` is the place among all submissions of the point, warm-ups and rejected ones included: with the point's
+    key it gives the prompts again. `producer_overhead_seconds` is what the producer's own code took of the interval.
     """
 
     sample_index: int
     forward_index: int
     timing: Timing
     cudagraph: CudagraphObservation
+    repetition: int | UnsetType = UNSET
     producer_overhead_seconds: float | UnsetType = UNSET
 
 
@@ -110,6 +112,14 @@ class Prompts(Struct, frozen=True):
     sha256: str | None
 
 
+class RejectedRepetition(Struct, frozen=True):
+    """A repetition that did not run as the point says: `chunks` are [cached, scheduled] of each request, by step."""
+
+    ordinal: int
+    reason: str
+    chunks: list[list[list[int]]]
+
+
 class Preparation(Struct, frozen=True):
     grid_digest: str
     completed_points_before: int
@@ -123,7 +133,11 @@ class Estimate(Struct, frozen=True):
 
 
 class BenchmarkMeasurement(Struct, frozen=True):
-    """How a retained value came to be. `repetition_line_sha256` binds it to its line of repetitions.jsonl."""
+    """How a retained value came to be. `repetition_line_sha256` binds it to its line of repetitions.jsonl.
+
+    `session` is the engine start that it is from (clocks of two starts do not compare), `rejections` what ran otherwise
+    and does not count, `device_state` what the device said of its clocks afterwards, where it can be asked.
+    """
 
     schema_version: int
     point_key: str
@@ -134,6 +148,9 @@ class BenchmarkMeasurement(Struct, frozen=True):
     raw_fpms: list[RawFpm]
     estimate: Estimate
     repetition_line_sha256: str | UnsetType = UNSET
+    session: int | UnsetType = UNSET
+    rejections: list[RejectedRepetition] | UnsetType = UNSET
+    device_state: dict[str, float] | UnsetType = UNSET
 
 
 class Fpm(Struct, frozen=True):
@@ -205,6 +222,16 @@ class DpRank(Struct, frozen=True):
     size: int
 
 
+class Session(Struct, frozen=True):
+    """One engine start of a cell: how long it took, and how many points it finished until when."""
+
+    session: int
+    started_at: str
+    engine_start_seconds: float
+    points: int
+    last_point_at: str | None
+
+
 class RankArtifact(Struct, frozen=True):
     """`benchmark.json` (rank 0) or `benchmark_dp<r>.json`."""
 
@@ -237,6 +264,7 @@ class RankArtifact(Struct, frozen=True):
     missing_phases: list[str]
     error: str | None
     kvwarm: dict[str, Any] | UnsetType = UNSET
+    sessions: list[Session] | UnsetType = UNSET
 
 
 class MergedArtifact(Struct, frozen=True):
@@ -262,16 +290,6 @@ class MergedArtifact(Struct, frozen=True):
     kvwarm: dict[str, Any] | UnsetType = UNSET
 
 
-class SessionReceipt(Struct, frozen=True):
-    """One engine start of a cell: how long it took, and how many points it finished until when."""
-
-    session: int
-    started_at: str
-    engine_start_seconds: float
-    points: int
-    last_point_at: str | None
-
-
 class CellReceipt(Struct, frozen=True):
     """`receipt.json`: the files of a finished cell by digest, and where its seconds went, as rank 0 saw it.
 
@@ -283,7 +301,7 @@ class CellReceipt(Struct, frozen=True):
     schema_version: int
     cell_digest: str
     files: dict[str, str]
-    sessions: list[SessionReceipt]
+    sessions: list[Session]
     engine_start_seconds: float
     measuring_seconds: float
     writing_seconds: float

@@ -1,5 +1,6 @@
 """The real demo campaign, measured once for all tests that look at it, and throw-away copies of the project."""
 
+import json
 import os
 import re
 import shutil
@@ -9,8 +10,11 @@ from typing import NamedTuple
 
 import pytest
 
+from producer.source_digest import producer_digest
+
 ROOT = Path(__file__).parent.parent
 PROJECT = ("Snakefile", "workflow", "config", "profiles", "slurm")
+CONSUMER = ROOT / ".consumer-venv" / "bin" / "python"
 MEASURING = {"probe", "collect_cell"}
 
 
@@ -61,6 +65,13 @@ class Workspace:
         return folder
 
 
+def refuse_stale(results: Path) -> None:
+    """Cells that another state of the producer measured are no evidence for this one, and the judges say so."""
+    for journal in results.glob("**/repetitions.jsonl"):
+        if f'"producer_digest":"{producer_digest()}"' not in journal.read_text().split("\n", 1)[0]:
+            pytest.exit(f"{results.relative_to(ROOT)} was measured by another state of the producer: remove it", 1)
+
+
 def run_demo(*arguments: str) -> None:
     done = subprocess.run(["snakemake", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -69,8 +80,17 @@ def run_demo(*arguments: str) -> None:
 @pytest.fixture(scope="session")
 def demo() -> Path:
     """The demo campaign, run to its end by the real engine; a second session finds it done."""
+    refuse_stale(ROOT / "results" / "cpu-demo")
     run_demo()
     return ROOT / "results" / "cpu-demo"
+
+
+@pytest.fixture(scope="session")
+def parallel() -> Path:
+    """The campaign of two workers, and of two data-parallel ranks, run to its end."""
+    refuse_stale(ROOT / "results" / "cpu-parallel")
+    run_demo("--config", "campaign=cpu-parallel")
+    return ROOT / "results" / "cpu-parallel"
 
 
 @pytest.fixture(scope="session")
@@ -78,6 +98,13 @@ def smoke(demo: Path) -> Path:
     """The demo's smoke cells: the same files as the full ones, with a few points each."""
     run_demo("smoke")
     return demo / "smoke"
+
+
+def cell_folder(campaign: Path, prefix: str) -> Path:
+    """The one cell of a finished campaign's plan whose name starts with `prefix`."""
+    entries = json.loads((campaign / "current" / "plan.json").read_text())["cells"]
+    (name,) = [entry["name"] for entry in entries if entry["name"].startswith(prefix)]
+    return campaign / "cells" / name
 
 
 def copy_project(target: Path) -> Workspace:
@@ -104,3 +131,10 @@ def finished(demo: Path, tmp_path: Path) -> Workspace:
 
 def in_ci() -> bool:
     return os.environ.get("CI", "").lower() in ("1", "true")
+
+
+def load(systems: Path) -> subprocess.CompletedProcess[str]:
+    """The pair below `systems`, through the consumer's own loader, in the consumer's own environment."""
+    assert CONSUMER.exists(), "the consumer's environment is missing: make consumer"
+    command = [str(CONSUMER), str(ROOT / "tests" / "consumer_load.py"), str(systems)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)

@@ -22,7 +22,7 @@ def profile(row: dict, config: dict) -> dict:
         "model_revision": "local",
         "architecture": config["architectures"][0],
         "context_length": config["max_position_embeddings"],
-        "num_experts": config.get("num_experts", 0),
+        "num_experts": config.get("num_experts") or config.get("num_local_experts", 0),
         "provenance": "a campaign of passgrid",
         "deployments": [
             {

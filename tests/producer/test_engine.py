@@ -5,12 +5,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from conftest import ROOT
+from jobs import copy_of, run, start, wait_for_points
 
 from schemas.canonical import digest, read_model, write_model
 from schemas.errors import HELD
@@ -20,35 +20,6 @@ from schemas.points import PointManifest, PrefillPoint
 from verify_cell import read_cell, verify
 
 pytestmark = [pytest.mark.engine, pytest.mark.demo]
-
-
-def copy_of(demo: Path, prefix: str, target: Path) -> Path:
-    """The frozen cell alone, as a GPU job finds it; returns its cell.json."""
-    (source,) = (demo / "cells").glob(f"{prefix}-*")
-    cell = read_model(FrozenCell, source / "cell.json", "cell")
-    file = target / cell.name / "cell.json"
-    write_model(file, cell)
-    return file
-
-
-def start(cell: Path) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "producer.run_cell", "--cell", str(cell)]
-    log = (cell.parent / "log").open("ab")
-    return subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log)
-
-
-def run(cell: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "producer.run_cell", "--cell", str(cell)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
-
-
-def wait_for_points(cell: Path, process: subprocess.Popen[bytes], count: int) -> None:
-    journal = cell.parent / "repetitions.jsonl"
-    deadline = time.monotonic() + 300
-    while not journal.exists() or journal.read_bytes().count(b"\n") <= count:
-        assert process.poll() is None, (cell.parent / "log").read_text()[-2000:]
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def merge(folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 import ast
 import os
+import re
 import shutil
 import subprocess
 import time
@@ -236,8 +237,8 @@ def first_party_imports(name: str) -> set[str]:
             found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
         elif isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith("producer."):
-            found |= {node.value, node.value.rpartition(".")[0]}
+        elif isinstance(node, ast.Constant) and re.fullmatch(r"producer(\.\w+)+", str(node.value)):
+            found |= {str(node.value), str(node.value).rpartition(".")[0]}
     paths = {module.replace(".", "/") for module in found if module.partition(".")[0] == "producer"}
     files = {f"{path}.py" for path in paths} | {f"{path}/__init__.py" for path in paths}
     return {file for file in files if (ROOT / file).is_file()}

@@ -8,19 +8,11 @@ from pathlib import Path
 import polars as pl
 import pyarrow.parquet as pq
 import pytest
-from conftest import ROOT, Workspace
+from conftest import Workspace, load
 
 from schemas.canonical import sha256
 
 pytestmark = pytest.mark.demo
-CONSUMER = ROOT / ".consumer-venv" / "bin" / "python"
-
-
-def load(systems: Path) -> subprocess.CompletedProcess[str]:
-    """The pair below `systems`, through the consumer's own loader, in the consumer's own environment."""
-    assert CONSUMER.exists(), "the consumer's environment is missing: make consumer"
-    command = [str(CONSUMER), str(ROOT / "tests" / "consumer_load.py"), str(systems)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
 
 
 @pytest.fixture(scope="module")

@@ -73,7 +73,7 @@ def rewrite_line(folder: Path, number: int, change, derive: bool = False) -> Non
         cell = read_model(FrozenCell, folder / "cell.json", "frozen cell")
         read = read_journal(journal, cell.digest)
         files = {"repetitions.jsonl": sha256(data)}
-        files["benchmark.json"] = write_struct(folder / "benchmark.json", assemble(cell, read))
+        files["benchmark.json"] = write_struct(folder / "benchmark.json", assemble(cell, read, 0))
         write_struct(folder / "receipt.json", receipt(cell, read, files))
         write_struct(folder / "merged.json", merged(folder))
 
@@ -112,7 +112,7 @@ def test_a_faster_time_is_found_even_with_a_forged_receipt(prefill: Path):
 
 
 def test_a_line_of_the_journal_that_moved_with_its_receipt_is_found(prefill: Path):
-    rewrite_line(prefill, 1, lambda line: line["repetitions"][3].update(end_monotonic=0.5))
+    rewrite_line(prefill, 1, lambda line: line["ranks"][0]["repetitions"][3].update(end_monotonic=0.5))
     assert "benchmark.json results: expected what repetitions.jsonl holds" in failures(prefill)
 
 
@@ -125,12 +125,13 @@ def test_a_line_of_the_journal_that_moved_with_its_receipt_is_found(prefill: Pat
         (lambda r: r.update(basis="schedule_to_output"), "basis: expected inter_output, found schedule_to_output"),
         (lambda r: r.update(start_monotonic=-5.0), "interval: expected to rise from"),
         (lambda r: r.update(forward_index=0), "forward_index: expected more than"),
+        (lambda r: r.update(overhead_seconds=99.0), "overhead_seconds: expected a part of the interval, found 99.0"),
     ],
 )
 def test_each_sample_is_checked_not_only_the_kept_one(decode: Path, index, change, finding):
     """Everything is derived anew from a journal in which one sample of ten is not what the point says."""
     try:
-        rewrite_line(decode, 1, lambda line: change(line["repetitions"][index]), derive=True)
+        rewrite_line(decode, 1, lambda line: change(line["ranks"][0]["repetitions"][index]), derive=True)
     except Refusal:
         return  # the merge already refuses: the sample contradicts the retained one
     found = failures(decode)
@@ -139,8 +140,8 @@ def test_each_sample_is_checked_not_only_the_kept_one(decode: Path, index, chang
 
 def test_samples_that_are_one_interval_ten_times_are_found(decode: Path):
     def copy(line):
-        first = line["repetitions"][0]
-        for r in line["repetitions"]:
+        first = line["ranks"][0]["repetitions"][0]
+        for r in line["ranks"][0]["repetitions"]:
             r.update(start_monotonic=first["start_monotonic"], end_monotonic=first["end_monotonic"])
 
     rewrite_line(decode, 1, copy, derive=True)
@@ -150,24 +151,33 @@ def test_samples_that_are_one_interval_ten_times_are_found(decode: Path):
 def test_a_prefix_that_nobody_seeded_is_found(cells: Path):
     (folder,) = cells.glob("prefill-dense-*")
     lines = [json.loads(line) for line in (folder / "repetitions.jsonl").read_text().splitlines()]
-    (number,) = [index for index, line in enumerate(lines) if line.get("seeds")][:1]
-    rewrite_line(folder, number, lambda line: line.update(seeds=[]), derive=True)
+    (number,) = [index for index, line in enumerate(lines) if line["kind"] == "point" and line["ranks"][0]["seeds"]][:1]
+    rewrite_line(folder, number, lambda line: line["ranks"][0].update(seeds=[]), derive=True)
     assert "expected a seed of 128 tokens before it, found none" in failures(folder)
 
 
 def test_warm_ups_without_a_span_are_found(decode: Path):
-    rewrite_line(decode, 1, lambda line: line.update(warmups=[]), derive=True)
+    rewrite_line(decode, 1, lambda line: line["ranks"][0].update(warmups=[]), derive=True)
     assert "recorded warm-up spans: expected 5, found 0" in failures(decode)
 
 
 @pytest.mark.parametrize(
     ("change", "finding"),
     [
-        (lambda s: s["engine"]["kv_cache"].update(enable_prefix_caching=False), "kv_cache.enable_prefix_caching"),
-        (lambda s: s["engine"]["scheduler"].update(async_scheduling=True), "scheduler.async_scheduling"),
-        (lambda s: s["engine"]["scheduler"].update(max_num_seqs=99), "scheduler.max_num_seqs: expected 8, found 99"),
-        (lambda s: s["engine"]["graph"].update(cudagraph_mode="FULL"), "graph.cudagraph_mode: expected NONE"),
-        (lambda s: s["engine"].pop("versions"), "versions.vllm: expected 0.32.0, found None"),
+        (
+            lambda s: s["ranks"][0]["engine"]["kv_cache"].update(enable_prefix_caching=False),
+            "kv_cache.enable_prefix_caching",
+        ),
+        (lambda s: s["ranks"][0]["engine"]["scheduler"].update(async_scheduling=True), "scheduler.async_scheduling"),
+        (
+            lambda s: s["ranks"][0]["engine"]["scheduler"].update(max_num_seqs=99),
+            "scheduler.max_num_seqs: expected 8, found 99",
+        ),
+        (
+            lambda s: s["ranks"][0]["engine"]["graph"].update(cudagraph_mode="FULL"),
+            "graph.cudagraph_mode: expected NONE",
+        ),
+        (lambda s: s["ranks"][0]["engine"].pop("versions"), "versions.vllm: expected 0.32.0, found None"),
         (lambda s: s["producer"].update(gc_policy="default"), "producer.gc_policy"),
         (lambda s: s["producer"].update(token_seed="54"), "producer.token_seed: expected 53, found 54"),
         (lambda s: s["producer"].update(surprise=1), "producer.surprise: expected None, found 1"),
@@ -190,12 +200,12 @@ def test_an_empty_journal_is_a_finding_and_no_traceback(decode: Path):
 
 
 def test_prompts_that_the_specification_does_not_give_are_found(decode: Path):
-    rewrite_line(decode, 1, lambda line: line["repetitions"][0].update(prompts_sha256="0" * 64))
+    rewrite_line(decode, 1, lambda line: line["ranks"][0]["repetitions"][0].update(prompts_sha256="0" * 64))
     assert "repetition 5: prompts are not those of the specification" in failures(decode)
 
 
 def test_a_missing_warm_up_is_found(decode: Path):
-    rewrite_line(decode, 1, lambda line: line["warmup_ordinals"].pop())
+    rewrite_line(decode, 1, lambda line: line["ranks"][0]["warmup_ordinals"].pop())
     found = failures(decode)
     assert "warm-ups: expected 5, found 4" in found
     assert "ordinals: expected each of 0..13 once" in found

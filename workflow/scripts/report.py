@@ -64,11 +64,25 @@ def samples_of(cell: Cell) -> pl.DataFrame:
                     "latency_ms": group.wall_time * 1000,
                     "sample": raw.benchmark_sample.sample_index,
                     "sample_ms": raw.wall_time * 1000,
+                    "session": measurement.session if measurement.session is not UNSET else 1,
+                    "ended": raw.benchmark_sample.timing.end_monotonic,
                     "dp_rank": result.dp_rank,
                 }
                 for raw in measurement.raw_fpms
             )
-    return pl.DataFrame(rows)
+    return measured_at(pl.DataFrame(rows))
+
+
+def measured_at(samples: pl.DataFrame) -> pl.DataFrame:
+    """Adds `seconds` of measuring until a sample ended; clocks of two engine starts do not compare, so they queue up."""
+    within = samples.with_columns(within=pl.col("ended") - pl.col("ended").min().over("session", "dp_rank"))
+    starts = (
+        within.group_by("session")
+        .agg(length=pl.col("within").max())
+        .sort("session")
+        .with_columns(start=pl.col("length").cum_sum() - pl.col("length"))
+    )
+    return within.join(starts, on="session").with_columns(seconds=pl.col("start") + pl.col("within"))
 
 
 def _log_axis(figure: go.Figure, values: list[int], title: str) -> None:
@@ -141,7 +155,7 @@ def decode_figure(samples: pl.DataFrame) -> go.Figure:
 
 
 def spread_figure(samples: pl.DataFrame, phase: str) -> go.Figure:
-    """Every sample of every point, relative to the point's published value, in the order of measuring."""
+    """Every sample of every point, relative to the point's published value, over time: a drift shows as a slope."""
     relative = samples.with_columns(percent=(pl.col("sample_ms") / pl.col("latency_ms") - 1) * 100)
     labels = [
         f"batch {row['batch_size']}, "
@@ -151,7 +165,7 @@ def spread_figure(samples: pl.DataFrame, phase: str) -> go.Figure:
     ]
     figure = go.Figure(
         go.Scattergl(
-            x=relative["order"].to_list(),
+            x=relative["seconds"].to_list(),
             y=relative["percent"].to_list(),
             text=labels,
             hovertemplate="%{text}, %{y:+.1f} %<extra></extra>",
@@ -165,7 +179,7 @@ def spread_figure(samples: pl.DataFrame, phase: str) -> go.Figure:
             },
         )
     )
-    figure.update_xaxes(title="point, in the order of measuring")
+    figure.update_xaxes(title="seconds of measuring")
     figure.update_yaxes(title="sample against published value (%)", zeroline=True, zerolinecolor="#555")
     figure.update_layout(**LAYOUT, height=300, title=f"Spread of the ten samples: {phase}")
     return figure
@@ -233,6 +247,9 @@ def deployment_section(name: str, planned: DeploymentPlan, cells: list[Cell]) ->
                 "rejected": cell.receipt.rejected_repetitions,
                 "seeding": f"{cell.receipt.seeding['ratio']:.2f}",
                 "run": cell.merged.run_id[:8],
+                "drifting": cell.evidence.drifting,
+                "idle": f"{cell.receipt.idle_fraction:.1%}",
+                "sessions": len(cell.receipt.sessions),
                 "started": cell.merged.timing.started_at[:19].replace("T", " "),
             }
             for cell in cells

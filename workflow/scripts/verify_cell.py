@@ -11,10 +11,11 @@ import msgspec
 from msgspec import UNSET
 
 from producer.adapters import adapter_of, pins_digest
-from producer.artifact import GC_POLICY, assemble, contract_of, producer_record
+from producer.artifact import assemble, contract_of
 from producer.contracts import CONTRACTS, Contract
 from producer.journal import Journal, read_journal
 from producer.partition import RequestShape, request_shapes
+from producer.record import check_producer_record
 from producer.session import kv_seed_regime, prompts_of, repetition_requests
 from producer.tokens import TokenStream
 from schemas.canonical import digest, read_bytes, read_model, sha256, write_model
@@ -26,6 +27,7 @@ from schemas.native import CellReceipt, MergedArtifact, RankArtifact, read_struc
 from schemas.plan import FrozenCell
 from schemas.points import DecodePoint, Point
 
+from drift import drifting_points
 from merge_ranks import merge_files
 from seed_regime import Case, formal_regime, stamp_conflict
 
@@ -76,12 +78,9 @@ def check_identity(files: CellFiles) -> Iterator[str]:
     adapter = adapter_of(identity.runtime_backend_version, files.folder)
     if identity.pins_sha256 != pins_digest(adapter):
         yield f"pins_sha256: expected {pins_digest(adapter)} of this checkout, found {identity.pins_sha256}"
-    expected_producer = producer_record(cell, adapter.distribution, GC_POLICY)
     for session in files.journal.sessions:
-        for field in sorted(expected_producer.keys() | session.producer.keys()):
-            expected_value, value = expected_producer.get(field), session.producer.get(field)
-            if expected_value != value:
-                yield f"session {session.session} producer.{field}: expected {expected_value}, found {value}"
+        for difference in check_producer_record(session.producer, cell, adapter):
+            yield f"session {session.session} {difference}"
 
 
 def check_derivation(files: CellFiles) -> Iterator[str]:
@@ -295,6 +294,7 @@ def verify(files: CellFiles) -> CellEvidence:
         state="failed" if failures else "unestablished" if gaps else "recorded",
         failures=tuple(failures),
         gaps=tuple(gaps),
+        drifting=tuple(drifting_points(files.merged)),
         points=len(files.merged.iteration_groups),
         native_regime_counts=dict(sorted(Counter(row.kv_seed_regime for row, _ in counted).items())),
         formal_regime_counts=dict(sorted(Counter(label for _, label in counted).items())),
@@ -313,8 +313,8 @@ def main() -> None:
     evidence = verify(read_cell(arguments.folder))
     write_model(arguments.output, evidence)
     print(f"{arguments.folder.name}: {evidence.state}")
-    for failure in evidence.failures:
-        print(f"  {failure}")
+    for line in (*evidence.failures, *evidence.gaps, *evidence.drifting):
+        print(f"  {line}")
 
 
 if __name__ == "__main__":

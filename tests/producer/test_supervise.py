@@ -1,0 +1,135 @@
+"""The supervisor, on small programs that stand in for an engine: what ends badly is ended whole, and said in words."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from conftest import ROOT
+
+from producer.heartbeat import Heartbeat, Pulse
+from producer.supervise import Patience, Supervised, supervise
+
+PATIENT = Patience(start_seconds=30, step_seconds=30)
+
+
+def program(body: str) -> list[str]:
+    """A rank's command: `heart` is its pulse. The supervisor adds `--heartbeat FD`."""
+    prologue = """
+    import os, sys, time, signal, subprocess
+    from producer.heartbeat import Heartbeat
+    from producer.supervise import prepare_rank
+    prepare_rank()
+    heart = Heartbeat(int(sys.argv[-1]))
+    """
+    return [sys.executable, "-c", textwrap.dedent(prologue) + textwrap.dedent(body)]
+
+
+def runs(pid: int) -> bool:
+    """A process that is more than an entry which nobody has collected."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def watched(commands: list[list[str]], patience: Patience = PATIENT) -> tuple[Supervised, list[list[Pulse]]]:
+    pulses: list[list[Pulse]] = []
+    return supervise(commands, patience, pulses.append), pulses
+
+
+def test_ranks_that_end_well():
+    ended, pulses = watched([program("heart.ready(); heart.started(7); heart.step(); heart.finished()")] * 2)
+    assert ended == Supervised(0)
+    assert pulses[-1] == [Pulse(ready=1, steps=1, benchmark_id=7, points=1, rejections=0)] * 2
+
+
+@pytest.mark.parametrize(
+    ("body", "ended"),
+    [
+        ("sys.exit(2)", Supervised(2, "rank 1 ended with exit code 2, see above")),
+        ("os.kill(os.getpid(), signal.SIGKILL)", Supervised(1, "rank 1 was ended by SIGKILL")),
+        ("os.kill(os.getpid(), signal.SIGSEGV)", Supervised(1, "rank 1 was ended by SIGSEGV")),
+    ],
+)
+def test_one_rank_that_ends_badly_ends_all(body: str, ended: Supervised, tmp_path: Path):
+    """The other rank has a child of its own, as an engine has workers: it goes too."""
+    pids = tmp_path / "pids"
+    waiting = f"""
+    child = subprocess.Popen(["sleep", "1000"])
+    open({str(pids)!r}, "w").write(f"{{os.getpid()}} {{child.pid}}")
+    time.sleep(1000)
+    """
+    dying = f"""
+    while not os.path.exists({str(pids)!r}): time.sleep(0.01)
+    time.sleep(0.2)
+    {body}
+    """
+    assert watched([program(waiting), program(dying)])[0] == ended
+    assert [pid for pid in map(int, pids.read_text().split()) if runs(pid)] == []
+
+
+def test_a_killed_rank_is_the_reason_and_not_the_ones_that_fail_after_it(tmp_path: Path):
+    flag = tmp_path / "flag"
+    follower = f"""
+    while not os.path.exists({str(flag)!r}): time.sleep(0.001)
+    sys.exit(1)
+    """
+    ended, _ = watched([program(follower), program(f"open({str(flag)!r}, 'w'); os.kill(os.getpid(), 9)")])
+    assert ended.reason == "rank 1 was ended by SIGKILL"
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        ("time.sleep(1000)", "no engine for 1 s"),
+        ("heart.ready(); heart.step(); time.sleep(1000)", "no step for 2 s"),
+    ],
+)
+def test_silence_is_ended_after_its_patience(body: str, reason: str):
+    began = time.monotonic()
+    ended, _ = watched([program(body)], Patience(start_seconds=1, step_seconds=2))
+    assert ended == Supervised(1, reason)
+    assert time.monotonic() - began < 15
+
+
+def test_steps_keep_an_engine_alive_for_as_long_as_it_takes():
+    body = """
+    heart.ready()
+    for _ in range(20):
+        heart.step()
+        time.sleep(0.2)
+    """
+    assert watched([program(body)], Patience(start_seconds=30, step_seconds=1.5))[0] == Supervised(0)
+
+
+def test_a_rank_dies_with_its_supervisor(tmp_path: Path):
+    """Killed at once, the supervisor can end nobody: the kernel does."""
+    pid = tmp_path / "pid"
+    rank = program(f"open({str(pid)!r}, 'w').write(str(os.getpid())); time.sleep(1000)")
+    code = f"from producer.supervise import *; supervise([{rank!r}], Patience(30, 30), lambda pulses: None)"
+    supervisor = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT)
+    while not pid.exists() or not pid.read_text():
+        time.sleep(0.01)
+    supervisor.send_signal(signal.SIGKILL)
+    supervisor.wait()
+    deadline = time.monotonic() + 10
+    while runs(int(pid.read_text())) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not runs(int(pid.read_text()))
+
+
+def test_the_pulse_is_read_by_another_process():
+    heart = Heartbeat.create("test")
+    pid = os.fork()
+    if pid == 0:
+        heart.ready()
+        heart.rejected()
+        os._exit(0)
+    os.waitpid(pid, 0)
+    assert heart.read() == Pulse(ready=1, rejections=1)
