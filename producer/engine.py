@@ -103,6 +103,13 @@ class Engine:
                 raise Refusal(f"cudagraph of worker {number}", f"{blocks[0]} of worker 0", block, "engine")
         return blocks[0]
 
+    def collectors(self) -> list[dict[str, bool]]:
+        """The garbage collectors of this process and of every worker's, in this order."""
+        from producer.observe import collector_state
+
+        states: list[dict[str, bool]] = self.llm.collective_rpc("worker_collector_state")
+        return [collector_state(), *states]
+
     def stop(self) -> None:
         """End the workers and leave the group of ranks, in this order and not at the interpreter's leisure."""
         from vllm.distributed.utils import stateless_destroy_torch_distributed_process_group

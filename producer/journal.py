@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import sys
 import time
 from pathlib import Path
 from typing import NamedTuple
@@ -119,8 +120,11 @@ class JournalWriter:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise Held(f"{file} is being written by another process") from None
-        self._end = file.read_bytes().rfind(b"\n") + 1
-        os.ftruncate(self._file.fileno(), self._end)
+        data = file.read_bytes()
+        self._end = data.rfind(b"\n") + 1
+        if self._end < len(data):
+            print(f"{file}: the last line is torn and dropped: its point is measured again", file=sys.stderr)
+            os.ftruncate(self._file.fileno(), self._end)
 
     def append(self, line: Line) -> float:
         """Write and sync one line; returns the seconds that took.

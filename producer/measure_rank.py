@@ -65,7 +65,8 @@ def rank_session(cell: FrozenCell, engine: Any, rank: int) -> RankSession:
         dp_rank=rank,
         device_name=engine.device_name,
         engine_start_seconds=engine.start_seconds,
-        engine=observe_engine(scheduler, cudagraph) | {"threads": engine.threads, "serving_config": serving},
+        engine=observe_engine(scheduler, cudagraph)
+        | {"threads": engine.threads, "collectors": engine.collectors(), "serving_config": serving},
         limits=limits
         | {
             "block_size": scheduler.block_size,
@@ -97,24 +98,8 @@ def open_session(cell: FrozenCell, journal: Journal, ranks: list[RankSession]) -
     )
 
 
-def measure_rank(cell: FrozenCell, folder: Path, rank: int, port: int, heart: Heartbeat) -> None:
-    """Start this rank's engine and measure the points without a line, together with the other ranks."""
-    from producer import engine as engine_half
-
-    identity = cell.identity
-    journal_file = folder / "repetitions.jsonl"
-    journal = read_journal(journal_file, cell.digest)
-    writer = JournalWriter(journal_file, journal.last_sha256) if rank == 0 else None
-    parallel = engine_half.DataParallel(rank, identity.topology.dp, port)
-    engine = engine_half.start(cell.model, identity, identity.environment, parallel)
-    check_engine(cell, engine.scheduler)
-    lockstep = Lockstep(engine.group, engine.core.execute_dummy_batch)
-    own = msgspec.json.encode(rank_session(cell, engine, rank))
-    session = open_session(cell, journal, [decode_rank_session(data) for data in lockstep.exchange(own)])
-    check_sessions([*journal.sessions, session], journal_file)
-    if writer is not None:
-        writer.append(session)
-    log = PointLog(cell, len(journal.finished))
+def host_of(engine: Any, lockstep: Lockstep, heart: Heartbeat, log: PointLog, writer: JournalWriter | None) -> Host:
+    """What the conversation asks of this process; rank 0 has the writer."""
 
     def started(benchmark_id: int) -> None:
         heart.started(benchmark_id)
@@ -128,28 +113,48 @@ def measure_rank(cell: FrozenCell, folder: Path, rank: int, port: int, heart: He
         heart.finished()
         return seconds
 
-    host = Host(
+    parallel = engine.core.vllm_config.parallel_config
+    return Host(
         clock=time.monotonic,
         spent=engine.scheduler.spent,
         cached_tokens=engine.scheduler.cached_tokens,
         exchange=lockstep.exchange,
-        device_state=reader_of(engine.device, rank * identity.topology.tp),
+        device_state=reader_of(engine.device, parallel.data_parallel_rank * parallel.tensor_parallel_size),
         started=started,
         rejected=heart.rejected,
         finish=finish,
     )
-    conversation = measure(
-        TokenStream(identity.token_seed, cell.vocab_size, rank),
-        contract_of(cell, folder),
-        host,
-        identity.phase,
-        cell.points.points(),
-        cell.cache_hit_alignment_tokens,
-        journal.finished,
-        session.session,
-    )
-    heart.ready()
+
+
+def measure_rank(cell: FrozenCell, folder: Path, rank: int, port: int, heart: Heartbeat) -> None:
+    """Start this rank's engine and measure the points without a line, together with the other ranks."""
+    from producer import engine as engine_half
+
+    identity = cell.identity
+    journal_file = folder / "repetitions.jsonl"
+    journal = read_journal(journal_file, cell.digest)
+    parallel = engine_half.DataParallel(rank, identity.topology.dp, port)
+    engine = engine_half.start(cell.model, identity, identity.environment, parallel)
+    check_engine(cell, engine.scheduler)
+    lockstep = Lockstep(engine.group, engine.core.execute_dummy_batch)
     with engine.frozen_collector():
+        own = msgspec.json.encode(rank_session(cell, engine, rank))
+        session = open_session(cell, journal, [decode_rank_session(data) for data in lockstep.exchange(own)])
+        check_sessions([*journal.sessions, session], journal_file)
+        writer = JournalWriter(journal_file, journal.last_sha256) if rank == 0 else None
+        if writer is not None:
+            writer.append(session)
+        conversation = measure(
+            TokenStream(identity.token_seed, cell.vocab_size, rank),
+            contract_of(cell, folder),
+            host_of(engine, lockstep, heart, PointLog(cell, len(journal.finished)), writer),
+            identity.phase,
+            cell.points.points(),
+            cell.cache_hit_alignment_tokens,
+            journal.finished,
+            session.session,
+        )
+        heart.ready()
         engine.scheduler.begin(conversation, journal.next_forward_index(rank), lockstep, heart.step)
         engine.run_conversation()
     if writer is not None:

@@ -28,6 +28,11 @@ def thaw_collector() -> None:
     gc.unfreeze()
 
 
+def collector_state() -> dict[str, bool]:
+    """What the garbage collector of this process does now."""
+    return {"enabled": gc.isenabled(), "frozen": gc.get_freeze_count() > 0}
+
+
 def _count_then_process(model: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
     """Weights are counted before the CPU backend repacks them: repacking empties the Linear parameters."""
     global _weights_bytes
@@ -76,6 +81,9 @@ class CacheObserver:
 
     def thaw_worker_collector(self) -> None:
         thaw_collector()
+
+    def worker_collector_state(self) -> dict[str, bool]:
+        return collector_state()
 
     def observe_graph(self: Any) -> dict[str, Any]:
         """The artifact's `cudagraph` block: a worker may lower the mode that its launch asked for."""

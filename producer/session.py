@@ -25,6 +25,10 @@ DECODE_MAX_TOKENS = 3
 """The prefill's token, the first decode step's, and the second decode step's: the measured one."""
 
 
+SEED_ROUNDS = 3
+"""How often lost prefixes are seeded before a repetition: in a tight pool one slot's seed can cost another's prefix."""
+
+
 class RequestSpec(NamedTuple):
     """One request to submit: its prompt and how many tokens it generates."""
 
@@ -271,8 +275,10 @@ def measure_point(
     ordinal = 0
     while len(record.repetitions) < measurement.measurement_repeats:
         requests = repetition_requests(stream, phase, point, shapes, ordinal)
-        missing = [r.slot for r in requests if host.cached_tokens(r) < shapes[r.slot].prefix]
-        if missing := _agreed(host, missing):
+        for _ in range(SEED_ROUNDS):
+            missing = [r.slot for r in requests if host.cached_tokens(r) < shapes[r.slot].prefix]
+            if not (missing := _agreed(host, missing)):
+                break
             seeds, span, busy = yield from _seed(stream, host, attempts, shapes, missing)
             record.seeds += seeds
             record.warmups.append(span)

@@ -74,6 +74,11 @@ def _died(code: int, rank: int) -> str:
     return f"rank {rank} was ended by {signal.Signals(-code).name}"
 
 
+def without_engine(pulses: list[Pulse]) -> str:
+    """The ranks whose engine is not there, in words."""
+    return " and ".join(f"rank {rank}" for rank, pulse in enumerate(pulses) if not pulse.ready)
+
+
 class Ranks:
     """Running processes with their heartbeats, in rank order."""
 
@@ -128,7 +133,7 @@ def supervise(commands: list[list[str]], patience: Patience, watch: Callable[[li
             ready = all(pulse.ready for pulse in pulses)
             if silent > (patience.step_seconds if ready else patience.start_seconds):
                 ranks.explain_hang()
-                what = "no step" if ready else "no engine"
+                what = "no step" if ready else f"no engine of {without_engine(pulses)}"
                 return Supervised(1, f"{what} for {silent:.0f} s")
             time.sleep(POLL_SECONDS)
     finally:

@@ -1,7 +1,9 @@
 """Figures of a whole project, for `make bench`: writes results/bench.json.
 
 demo.*             a demo campaign from nothing, in a copy of the project: all seconds, engine starts apart
-producer.breakdown seconds of each cell from engine ready to last point, by kind of step
+producer.*         of each demo cell: the part of the time that is idle, our own microseconds in a measured decode step
+                   at batch 8, seeding, seconds by kind of step; seeding of the 577-point list on the engine's scheduler
+repeat.*           the demo three times: how far the retained values of the same point lie apart
 plan.*             planning 1,000 and 10,000 cells and the GLM list; parsing and a dry run of 1,000 cells
 oracle.*           the proof of planned points against the engine's own scheduler
 """
@@ -17,11 +19,16 @@ from pathlib import Path
 
 import yaml
 from conftest import ROOT, copy_project
-from oracle import prove
+from oracle import measure_cell, prove
 
+from producer.admission import drop_rule
 from producer.graph import CampaignGraph
-from producer.grids import axes
+from producer.grids import axes, candidates, glm53flash
+from producer.seeding import distinct_prefix_tokens
 from profiles import profile
+from schemas.canonical import read_model
+from schemas.points import PHASES
+from schemas.profile import Profile
 from schemas.request import Grid
 
 sys.path.insert(0, str(ROOT / "workflow" / "scripts"))
@@ -43,28 +50,100 @@ def median(values: list[float]) -> float:
     return sorted(values)[len(values) // 2]
 
 
-def bench_demo(folder: Path) -> tuple[dict[str, float], dict[str, dict[str, float]]]:
-    """The demo from nothing: its seconds, and the breakdown of each cell."""
+def cells_of(root: Path) -> dict[str, Path]:
+    return {"-".join(folder.name.split("-")[:2]): folder for folder in sorted((root / "cells").iterdir())}
+
+
+def overhead_us(folder: Path, batch_size: int) -> float | None:
+    """Microseconds of our own code in a measured step at `batch_size`, in the middle of all samples."""
+    artifact = json.loads((folder / "benchmark.json").read_text())
+    seconds = [
+        raw["benchmark_sample"]["producer_overhead_seconds"]
+        for row in artifact["results"]
+        if row["point"]["batch_size"] == batch_size
+        for raw in row["fpms"][0]["benchmark_measurement"]["raw_fpms"]
+    ]
+    return 1e6 * median(seconds) if seconds else None
+
+
+def bench_producer(root: Path) -> dict[str, dict[str, object]]:
+    """Where each cell's seconds went."""
+    figures: dict[str, dict[str, object]] = {}
+    for name, folder in cells_of(root).items():
+        receipt = json.loads((folder / "receipt.json").read_text())
+        figures[name] = {
+            "idle_fraction": receipt["idle_fraction"],
+            "overhead_us_per_step_at_batch_8": overhead_us(folder, 8) if name.startswith("decode") else None,
+            "overhead_us_per_forward": receipt["overhead"]["us_per_forward"],
+            "seeding_ratio": receipt["seeding"]["ratio"],
+            "rejected_repetitions": receipt["rejected_repetitions"],
+            "writing_seconds": receipt["writing_seconds"],
+            "seconds": receipt["breakdown"] | {"all": receipt["measuring_seconds"]},
+        }
+    return figures
+
+
+def bench_demo(folder: Path) -> dict[str, float]:
+    """The demo from nothing: its seconds."""
     copy_project(folder)
     total = seconds_of("snakemake", cwd=folder)
-    root = folder / "results" / "cpu-demo"
-    receipts = {file.parent.name: json.loads(file.read_text()) for file in sorted(root.glob("cells/*/receipt.json"))}
-    starts = sum(receipt["engine_start_seconds"] for receipt in receipts.values())
-    measuring = sum(receipt["measuring_seconds"] for receipt in receipts.values())
-    return (
-        {
-            "seconds": total,
-            "cell_engine_start_seconds": starts,
-            "measuring_seconds": measuring,
-            "probes_and_everything_else_seconds": total - starts - measuring,
-            "cpus": float(os.cpu_count() or 0),
-        },
-        {
-            name: receipt["breakdown"]
-            | {"all": receipt["measuring_seconds"], "seeding_ratio": receipt["seeding"]["ratio"]}
-            for name, receipt in receipts.items()
-        },
-    )  # fmt: skip
+    receipts = [
+        json.loads((cell / "receipt.json").read_text()) for cell in cells_of(folder / "results" / "cpu-demo").values()
+    ]
+    starts = sum(receipt["engine_start_seconds"] for receipt in receipts)
+    measuring = sum(receipt["measuring_seconds"] for receipt in receipts)
+    return {
+        "seconds": total,
+        "cell_engine_start_seconds": starts,
+        "measuring_seconds": measuring,
+        "probes_and_everything_else_seconds": total - starts - measuring,
+        "cpus": float(os.cpu_count() or 0),
+    }
+
+
+def retained(root: Path) -> dict[tuple[str, int], float]:
+    """Published value of each point, in seconds, by cell and id."""
+    values = {}
+    for name, folder in cells_of(root).items():
+        for group in json.loads((folder / "merged.json").read_text())["iteration_groups"]:
+            values[name, group["benchmark_id"]] = group["wall_time"]
+    return values
+
+
+def bench_repeats(roots: list[Path]) -> dict[str, dict[str, float]]:
+    """Spread of the same point over whole campaigns, (largest - smallest) / middle value, per phase."""
+    runs = [retained(root) for root in roots]
+    figures = {}
+    for phase in ("prefill", "decode"):
+        spreads = sorted(
+            (max(values) - min(values)) / median(values)
+            for point in runs[0]
+            if point[0].startswith(phase)
+            for values in [[run[point] for run in runs]]
+        )
+        figures[phase] = {
+            "points": len(spreads),
+            "median": median(spreads),
+            "p90": spreads[int(0.9 * len(spreads))],
+            "largest": spreads[-1],
+        }
+    return figures
+
+
+def bench_seeding() -> dict[str, float]:
+    """Prefix tokens computed over distinct prefix tokens of the 577-point list, on the engine's own scheduler."""
+    glm = read_model(Profile, ROOT / "config/profiles/glm-5.3-flash-gb300-tp4.json", "profile")
+    figures = {}
+    for phase in PHASES:
+        points = candidates(glm53flash.ORIGIN, Grid(), glm).of(phase).points()
+        kept = tuple(point for point in points if drop_rule(glm, point) is None)
+        cell = measure_cell(glm, phase, kept)
+        ranks = [rank for line in cell.lines for rank in line.ranks]
+        computed = sum(seed.computed_tokens - 1 for rank in ranks for seed in rank.seeds)
+        figures[f"{phase}_points"] = len(cell.lines)
+        figures[f"{phase}_ratio"] = computed / distinct_prefix_tokens(kept, glm.cache_hit_alignment_tokens)
+        figures[f"{phase}_rejected"] = sum(len(rank.rejections) for rank in ranks)
+    return figures
 
 
 def wide_campaign(folder: Path, demo: Path, cells: int) -> None:
@@ -143,12 +222,26 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         demo_folder = Path(temporary) / "demo"
         demo_folder.mkdir()
-        demo, breakdown = bench_demo(demo_folder)
+        demo = bench_demo(demo_folder)
+        repeats = [demo_folder / "results" / "cpu-demo"]
+        for number in (2, 3):
+            again = Path(temporary) / f"demo{number}"
+            again.mkdir()
+            bench_demo(again)
+            repeats.append(again / "results" / "cpu-demo")
         wide = Path(temporary) / "wide"
         wide.mkdir()
         plan = bench_plan(wide, demo_folder / "results" / "cpu-demo")
         os.chdir(ROOT)
-    figures = {"demo": demo, "producer": {"breakdown": breakdown}, "plan": plan, "oracle": bench_oracle()}
+        producer = bench_producer(repeats[0])
+        repeat = bench_repeats(repeats)
+    figures = {
+        "demo": demo,
+        "producer": producer | {"seeding_of_the_577_points": bench_seeding()},
+        "repeat": repeat,
+        "plan": plan,
+        "oracle": bench_oracle(),
+    }
     target = ROOT / "results" / "bench.json"
     target.parent.mkdir(exist_ok=True)
     target.write_bytes(json.dumps(figures, indent=2).encode())

@@ -9,13 +9,15 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
+from conftest import ROOT, cell_folder
 from jobs import copy_of, run, start, wait_for_points
 
+from producer.contracts import GLM53FLASH
 from schemas.canonical import digest, read_model, write_model
 from schemas.errors import HELD
+from schemas.launch import ExecutionIdentity
 from schemas.plan import FrozenCell
-from schemas.points import PointManifest, PrefillPoint
+from schemas.points import DecodePoint, PointManifest, PrefillPoint
 
 from verify_cell import read_cell, verify
 
@@ -188,3 +190,88 @@ def test_every_repetition_is_as_many_forwards_as_its_kind_has(demo: Path, phase:
             forwards = [repetition["forward_index"] for repetition in record["repetitions"]]
             if not record["rejections"]:
                 assert [b - a for a, b in pairwise(forwards)] == [steps] * 9
+
+
+@pytest.mark.parametrize(
+    ("phase", "points", "regimes"),
+    [
+        (
+            "prefill",
+            (
+                PrefillPoint(batch_size=1, total_prefill_tokens=64, total_kv_read_tokens=0),
+                PrefillPoint(batch_size=2, total_prefill_tokens=128, total_kv_read_tokens=1024),
+            ),
+            {"n/a": 1, "real_kv": 1},
+        ),
+        ("decode", (DecodePoint(batch_size=2, total_kv_read_tokens=1200),), {"real_kv": 1}),
+    ],
+)
+def test_the_glm_contract_runs_on_a_recurrent_model(demo: Path, tmp_path: Path, phase, points, regimes):
+    """Everything of `glm53flash` but its KDA kernels: the cell chooses it, the record and the row labels follow."""
+    source = cell_folder(demo, f"{phase}-hybrid")
+    cell = read_model(FrozenCell, source / "cell.json", "cell")
+    manifest = PointManifest.model_validate({"prefill": (), "decode": (), phase: points})
+    bound = ExecutionIdentity(
+        model_config_sha256="d" * 64, execution_profile="full", engram_residency="none", input_modality="text"
+    )
+    identity = cell.identity.model_copy(
+        update={
+            "contract": "glm53flash",
+            "producer_protocol": GLM53FLASH.protocol,
+            "execution_identity": bound,
+            "points_sha256": digest(manifest),
+        }
+    )
+    cell = cell.model_copy(update={"points": manifest, "identity": identity})
+    file = tmp_path / cell.name / "cell.json"
+    write_model(file, cell)
+    done = run(file)
+    assert done.returncode == 0, done.stderr[-2000:]
+    merge(file.parent)
+    files = read_cell(file.parent)
+    evidence = verify(files)
+    assert (evidence.state, evidence.failures) == ("recorded", ())
+    assert evidence.formal_regime_counts == regimes
+    (artifact,) = files.artifacts
+    producer = artifact.measurement_protocol["producer"]
+    assert (producer["contract"], producer["execution_mode"]) == ("glm53flash", "native_graph_policy")
+    assert producer["state_protocol"] == "glm53flash_prefix_cache_real_seed_v1"
+    assert artifact.measurement_protocol["serving_config"]["mamba_prefill_checkpoint"] == {
+        "alignment": None,
+        "blocks": 0,
+    }
+
+
+def test_every_collector_is_at_rest_while_points_run(demo: Path, parallel: Path):
+    """One process with a worker inside, and one with two workers beside it (dynamo#12020)."""
+    for campaign, prefix, processes in ((demo, "decode-dense", 2), (parallel, "decode-tensor", 3)):
+        journal = cell_folder(campaign, prefix) / "repetitions.jsonl"
+        session = json.loads(journal.read_text().splitlines()[0])
+        assert session["ranks"][0]["engine"]["collectors"] == [{"enabled": False, "frozen": True}] * processes
+
+
+def test_a_torn_line_costs_its_point_and_is_said(demo: Path, tmp_path: Path):
+    source = cell_folder(demo, "decode-dense") / "repetitions.jsonl"
+    cell = copy_of(demo, "decode-dense", tmp_path)
+    journal = cell.parent / "repetitions.jsonl"
+    whole = source.read_bytes().splitlines(keepends=True)
+    journal.write_bytes(b"".join(whole[:-1]) + whole[-1][:100])
+    done = run(cell)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert f"{journal}: the last line is torn and dropped: its point is measured again" in done.stderr
+    lines = [json.loads(line) for line in journal.read_text().splitlines()]
+    assert [line["kind"] for line in lines[-2:]] == ["session", "point"]
+    assert lines[-1]["benchmark_id"] == json.loads(whole[-1])["benchmark_id"]
+    assert journal.read_bytes().startswith(b"".join(whole[:-1]))
+
+
+def test_a_journal_of_another_producer_is_refused_before_the_engine(demo: Path, tmp_path: Path):
+    source = cell_folder(demo, "decode-dense") / "repetitions.jsonl"
+    cell = copy_of(demo, "decode-dense", tmp_path)
+    first = json.loads(source.read_text().splitlines()[0])
+    first["producer"]["producer_digest"] = "0" * 64
+    (cell.parent / "repetitions.jsonl").write_text(json.dumps(first) + "\n")
+    done = run(cell)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"refused: producer.producer_digest of this journal: expected {'0' * 64}, found ")
+    assert done.stderr.count("\n") == 1

@@ -38,6 +38,14 @@ def runs(pid: int) -> bool:
         return False
 
 
+def still_running(pids: list[int]) -> list[int]:
+    """Those that run some seconds from now: a signal takes its time to arrive."""
+    deadline = time.monotonic() + 10
+    while any(runs(pid) for pid in pids) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return [pid for pid in pids if runs(pid)]
+
+
 def watched(commands: list[list[str]], patience: Patience = PATIENT) -> tuple[Supervised, list[list[Pulse]]]:
     pulses: list[list[Pulse]] = []
     return supervise(commands, patience, pulses.append), pulses
@@ -71,7 +79,7 @@ def test_one_rank_that_ends_badly_ends_all(body: str, ended: Supervised, tmp_pat
     {body}
     """
     assert watched([program(waiting), program(dying)])[0] == ended
-    assert [pid for pid in map(int, pids.read_text().split()) if runs(pid)] == []
+    assert still_running([int(pid) for pid in pids.read_text().split()]) == []
 
 
 def test_a_killed_rank_is_the_reason_and_not_the_ones_that_fail_after_it(tmp_path: Path):
@@ -87,7 +95,7 @@ def test_a_killed_rank_is_the_reason_and_not_the_ones_that_fail_after_it(tmp_pat
 @pytest.mark.parametrize(
     ("body", "reason"),
     [
-        ("time.sleep(1000)", "no engine for 1 s"),
+        ("time.sleep(1000)", "no engine of rank 0 for 1 s"),
         ("heart.ready(); heart.step(); time.sleep(1000)", "no step for 2 s"),
     ],
 )
@@ -96,6 +104,11 @@ def test_silence_is_ended_after_its_patience(body: str, reason: str):
     ended, _ = watched([program(body)], Patience(start_seconds=1, step_seconds=2))
     assert ended == Supervised(1, reason)
     assert time.monotonic() - began < 15
+
+
+def test_the_rank_that_never_gets_ready_is_named():
+    ended, _ = watched([program("heart.ready(); time.sleep(1000)"), program("time.sleep(1000)")], Patience(1, 30))
+    assert ended == Supervised(1, "no engine of rank 1 for 1 s")
 
 
 def test_steps_keep_an_engine_alive_for_as_long_as_it_takes():
@@ -118,10 +131,7 @@ def test_a_rank_dies_with_its_supervisor(tmp_path: Path):
         time.sleep(0.01)
     supervisor.send_signal(signal.SIGKILL)
     supervisor.wait()
-    deadline = time.monotonic() + 10
-    while runs(int(pid.read_text())) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert not runs(int(pid.read_text()))
+    assert still_running([int(pid.read_text())]) == []
 
 
 def test_the_pulse_is_read_by_another_process():

@@ -109,7 +109,7 @@ def set_scheduler(field, value):
         ),
         (
             lambda d: d["workers"][0]["groups"][0].update(block_size_tokens=16),
-            "groups: expected those of worker tp0, found others",
+            "groups: expected those of worker dp0 tp0 with blocks [16], found others with blocks [128]",
         ),
         (
             lambda d: d["schedulers"][0]["groups"][0].update(kind="unsupported", spec_type="RSWASpec"),
@@ -154,6 +154,69 @@ def test_capacity_is_the_smallest_and_the_count_is_no_geometry(request_):
     assert build_profile(request_, deployment, records, {}).free_blocks == 511
 
 
+def parallel_records(change) -> tuple:
+    """The request of the two-rank campaign, its deployment, and the real records of both phases, changed."""
+    campaign = Path("config/campaigns/cpu-parallel.yaml")
+    request = resolve(read_campaign(campaign), campaign)
+    prefill, decode = record("data"), record("data") | {"phase": "decode"}
+    change(prefill)
+    return request, request.deployments["data"], [parse(ProbeRecord, data, "data") for data in (prefill, decode)]
+
+
+def test_ranks_size_their_caches_independently_and_the_smaller_counts(request_):
+    """vllm#46106: replicas thousands of blocks apart, all else equal."""
+
+    def change(data):
+        for worker, scheduler, blocks in zip(data["workers"], data["schedulers"], (512, 351), strict=True):
+            startup = scheduler["num_blocks"] / scheduler["max_concurrency"]
+            size = worker["storages"][0]["size_bytes"] // 512 * blocks
+            worker.update(num_blocks=blocks)
+            scheduler.update(num_blocks=blocks, initial_free_blocks=blocks - 1, max_concurrency=blocks / startup)
+            if blocks != 512:
+                worker["storages"][0]["size_bytes"] = size
+                for allocation in worker["tensor_allocations"]:
+                    allocation["size"] = size
+                worker["layer_tensors"] = {
+                    layer: [tensor | {"shape": [blocks, *tensor["shape"][1:]], "storage_offset_bytes": 0}]
+                    for layer, (tensor,) in worker["layer_tensors"].items()
+                }
+                for allocation in worker["tensor_allocations"]:
+                    allocation["layer_stride"] = size // len(allocation["layers"])
+
+    request, deployment, records = parallel_records(change)
+    assert diagnose(request, deployment, records) == []
+    assert build_profile(request, deployment, records, {}).free_blocks == 350
+
+
+def test_ranks_with_other_blocks_are_a_diagnostic_with_both_values(request_):
+    """vllm#51752: the rank, the group and both values, where the engine's own error points elsewhere."""
+
+    def change(data):
+        data["workers"][1]["groups"][0].update(block_size_tokens=16)
+
+    found = diagnose(*parallel_records(change))
+    line = "groups: expected those of worker dp1 tp0 with blocks [16], found others with blocks [128]"
+    assert [diagnostic for diagnostic in found if diagnostic.endswith(line)] == [
+        f"prefill scheduler dp{rank}: {line}" for rank in (0, 1)
+    ]
+
+
+def test_a_missing_rank_is_a_diagnostic(request_):
+    found = diagnose(*parallel_records(lambda data: data["workers"].pop()))
+    assert "prefill: worker ranks (dp, tp, pp): expected [(0, 0, 0), (1, 0, 0)], found [(0, 0, 0)]" in found, found
+
+
+def test_the_real_records_of_two_workers_and_of_two_ranks_import_complete(request_):
+    """64 MiB a worker. Tensor parallel: one KV head a worker of 4 layers, so 64 KiB x 2 a block of 128 tokens."""
+    campaign = Path("config/campaigns/cpu-parallel.yaml")
+    request = resolve(read_campaign(campaign), campaign)
+    for name, page in (("tensor", 4 * 2 * 128 * 64 * 2), ("data", 2 * 2 * 2 * 128 * 64 * 2)):
+        records = [parse(ProbeRecord, record(name) | {"phase": phase}, name) for phase in ("prefill", "decode")]
+        assert diagnose(request, request.deployments[name], records) == []
+        profile = build_profile(request, request.deployments[name], records, {})
+        assert (profile.page_size_bytes, profile.free_blocks) == (page, (64 * MIB) // page - 1)
+
+
 def test_a_missing_phase_is_a_diagnostic(request_):
     deployment = request_.deployments["dense"]
     found = diagnose(request_, deployment, [parse(ProbeRecord, record("dense"), "dense")])
@@ -161,7 +224,9 @@ def test_a_missing_phase_is_a_diagnostic(request_):
 
 
 def test_the_fixtures_are_of_the_campaign_as_it_stands(request_):
-    for name, deployment in request_.deployments.items():
-        assert record(name)["probe_digest"] == probe_digest(request_, deployment), (
-            f"cp results/cpu-demo/probe/{name}-*/prefill.json tests/fixtures/probes/{name}.json"
-        )
+    for campaign in (CAMPAIGN, CAMPAIGN.with_name("cpu-parallel.yaml")):
+        request = resolve(read_campaign(campaign), campaign)
+        for name, deployment in request.deployments.items():
+            assert record(name)["probe_digest"] == probe_digest(request, deployment), (
+                f"cp results/{campaign.stem}/probe/{name}-*/prefill.json tests/fixtures/probes/{name}.json"
+            )

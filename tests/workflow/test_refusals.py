@@ -82,9 +82,9 @@ def refused(workspace: Workspace, *arguments: str) -> str:
         ),
         (
             "topology: {tp: 1, moe_tp: 1, moe_ep: 1}",
-            "topology: {dp: 2, moe_ep: 2}",
-            "deployments.hybrid.topology: expected one of single, tp, pure_tp, tep: the generic producer runs nothing "
-            f"else, found dep: {CAMPAIGN}",
+            "topology: {dp: 2, moe_tp: 2}",
+            "deployments.hybrid.topology: expected pure TP (moe_tp = tp), TEP (moe_ep = tp) or DEP (tp 1, moe_ep = "
+            f"dp), found tp 1, dp 2, moe_tp 2, moe_ep 1: {CAMPAIGN}",
         ),
         (
             "acceptance: auto #",

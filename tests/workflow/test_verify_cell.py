@@ -178,6 +178,11 @@ def test_warm_ups_without_a_span_are_found(decode: Path):
             "graph.cudagraph_mode: expected NONE",
         ),
         (lambda s: s["ranks"][0]["engine"].pop("versions"), "versions.vllm: expected 0.32.0, found None"),
+        (
+            lambda s: s["ranks"][0]["engine"]["collectors"][1].update(enabled=True),
+            "collectors: expected [{'enabled': False, 'frozen': True}, {'enabled': False, 'frozen': True}], found "
+            "[{'enabled': False, 'frozen': True}, {'enabled': True, 'frozen': True}]",
+        ),
         (lambda s: s["producer"].update(gc_policy="default"), "producer.gc_policy"),
         (lambda s: s["producer"].update(token_seed="54"), "producer.token_seed: expected 53, found 54"),
         (lambda s: s["producer"].update(surprise=1), "producer.surprise: expected None, found 1"),

@@ -130,12 +130,17 @@ def check_cache(runtime: str, deployment: ResolvedDeployment, record: ProbeRecor
         for group in scheduler.groups:
             if group.kind == "unsupported":
                 yield f"{label}: unsupported runtime cache spec {group.spec_type}"
+        # Data-parallel ranks size their caches independently: only a rank's own workers have its number of blocks.
         for worker in record.workers:
-            if worker.num_blocks != scheduler.num_blocks:
+            if worker.dp_rank == scheduler.dp_rank and worker.num_blocks != scheduler.num_blocks:
                 found = f"{worker.num_blocks} of worker tp{worker.tp_rank}, found {scheduler.num_blocks}"
                 yield f"{label}: num_blocks: expected {found}"
             if worker.groups != scheduler.groups:
-                yield f"{label}: groups: expected those of worker tp{worker.tp_rank}, found others"
+                sizes = [[group.block_size_tokens for group in groups] for groups in (worker.groups, scheduler.groups)]
+                yield (
+                    f"{label}: groups: expected those of worker dp{worker.dp_rank} tp{worker.tp_rank} "
+                    f"with blocks {sizes[0]}, found others with blocks {sizes[1]}"
+                )
         reserved = scheduler.num_blocks - scheduler.initial_free_blocks
         limits = deployment.limits
         yield from _differ(

@@ -74,7 +74,7 @@ def samples_of(cell: Cell) -> pl.DataFrame:
 
 
 def measured_at(samples: pl.DataFrame) -> pl.DataFrame:
-    """Adds `seconds` of measuring until a sample ended; clocks of two engine starts do not compare, so they queue up."""
+    """Adds `seconds` of measuring until a sample ended; clocks of two engine starts do not compare: they queue up."""
     within = samples.with_columns(within=pl.col("ended") - pl.col("ended").min().over("session", "dp_rank"))
     starts = (
         within.group_by("session")

@@ -31,6 +31,8 @@ from drift import drifting_points
 from merge_ranks import merge_files
 from seed_regime import Case, formal_regime, stamp_conflict
 
+COLLECTOR_AT_REST = {"enabled": False, "frozen": True}
+
 
 class CellFiles(NamedTuple):
     """The native files of one cell, read."""
@@ -236,6 +238,8 @@ def check_engine(files: CellFiles) -> Iterator[str]:
                     parallel.get("enable_expert_parallel"),
                 ),
                 "speculative": (None, engine.get("speculative", "absent")),
+                # This process and its workers: one or more of them in processes of their own.
+                "collectors": ([COLLECTOR_AT_REST] * (1 + identity.topology.tp), engine.get("collectors")),
             }
             if identity.engine.enforce_eager:
                 facts["graph.cudagraph_mode"] = ("NONE", graph.get("cudagraph_mode"))
