@@ -80,7 +80,7 @@ class Engine:
         self.scheduler: BenchmarkScheduler = self.core.scheduler
         self.group: Any = llm.llm_engine.dp_group
         workers = self.observe_workers()
-        self.device_name: str = workers[0]["device_name"]
+        self.device_names: list[str] = [worker["device_name"] for worker in workers]
         self.device: str = self.core.vllm_config.device_config.device_type
         self.threads = {
             "torch_num_threads": [worker["threads"] for worker in workers],
@@ -144,11 +144,14 @@ class Engine:
 def start(model: str, launch: Launch, environment: dict[str, str], parallel: DataParallel) -> Engine:
     """Start vLLM on `model`. Call `check_installed` first: importing an unknown engine may already do harm."""
     os.environ.update(
+        CUDA_DEVICE_ORDER="PCI_BUS_ID",  # as NVML counts them
         HF_HUB_OFFLINE="1",
         VLLM_ENABLE_V1_MULTIPROCESSING="0",
         VLLM_LOGGING_STREAM="ext://sys.stderr",
         VLLM_NO_USAGE_STATS="1",
     )
+    for name in THREAD_SETTINGS:  # Snakemake exports the job's own
+        os.environ.pop(name, None)
     os.environ.update(environment | parallel.environment)
     began = time.monotonic()
     from vllm import LLM

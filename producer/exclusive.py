@@ -4,7 +4,6 @@ import contextlib
 import os
 import socket
 import sys
-import tempfile
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,6 +12,9 @@ from filelock import FileLock, Timeout
 
 from schemas.canonical import canonical_bytes, write_atomic
 from schemas.errors import Held
+
+SLURM_GPUS = ("SLURM_JOB_GPUS", "SLURM_STEP_GPUS")
+"""Set by Slurm in a job that was given GPUs (sbatch(1), output environment variables)."""
 
 
 def utc_now() -> str:
@@ -59,10 +61,15 @@ def exclusive_devices(device: str, count: int) -> Iterator[None]:
 
     Snakemake's `machine` resource orders the jobs of one driver; two drivers, or a driver with other resources on
     its command line, only meet here. Devices are locked in order, so that two engines never wait for each other.
+    Slurm gives a GPU to one job alone and shows it as number 0, so nothing is locked there.
     """
+    if device != "cpu" and any(name in os.environ for name in SLURM_GPUS):
+        yield
+        return
     with contextlib.ExitStack() as held:
         for name in sorted(devices_of(device, count)):
-            lock = FileLock(Path(tempfile.gettempdir()) / f"passgrid-{name}.lock")
+            # Not TMPDIR: drivers set it for their jobs, and all must meet at one file, whoever made it.
+            lock = FileLock(f"/tmp/passgrid-{name}.lock", mode=0o666)  # noqa: S108
             try:
                 lock.acquire(timeout=0)
             except Timeout:

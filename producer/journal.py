@@ -5,7 +5,7 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -16,6 +16,7 @@ from schemas.journal import (
     SESSIONS_AGREE,
     Line,
     PointLine,
+    RankSession,
     SessionLine,
     decode_line,
     encode_line,
@@ -83,6 +84,12 @@ def parse_journal(data: bytes, cell_digest: str, file: Path) -> Journal:
     return Journal(tuple(sessions), tuple(points.values()), digests, previous)
 
 
+def compared(rank: RankSession, field: str) -> Any:
+    """A field of a session as sessions are compared: threads that no cell fixes may differ by machine."""
+    value = getattr(rank, field)
+    return {key: part for key, part in value.items() if key != "threads"} if field == "engine" else value
+
+
 def check_sessions(sessions: list[SessionLine], file: Path) -> None:
     """The last session is of the same engine as the first, and counted on."""
     first, last = sessions[0], sessions[-1]
@@ -96,7 +103,7 @@ def check_sessions(sessions: list[SessionLine], file: Path) -> None:
         raise Refusal(f"journal session {last.session} ranks", len(first.ranks), len(last.ranks), file)
     for rank, (before, now) in enumerate(zip(first.ranks, last.ranks, strict=True)):
         for field in RANK_SESSIONS_AGREE:
-            expected, found = getattr(before, field), getattr(now, field)
+            expected, found = compared(before, field), compared(now, field)
             if expected != found:
                 raise Refusal(f"journal session {last.session} rank {rank} {field}", expected, found, file)
 
@@ -109,7 +116,8 @@ class JournalWriter:
     """Appends lines, each chained to the one before, and syncs each. Cuts a torn last line off first.
 
     Raises:
-        Held: another process writes this journal (the claim on a cell ends with its holder; a writer may outlive it).
+        Held: another process writes this journal, or has since it was read (the claim on a cell ends with its holder; a
+            writer may outlive it).
     """
 
     def __init__(self, file: Path, last_sha256: str = sha256(b"")) -> None:
@@ -122,6 +130,9 @@ class JournalWriter:
             raise Held(f"{file} is being written by another process") from None
         data = file.read_bytes()
         self._end = data.rfind(b"\n") + 1
+        whole = data[: self._end].splitlines()
+        if sha256(whole[-1] if whole else b"") != last_sha256:
+            raise Held(f"{file} has been written by another process since it was read")
         if self._end < len(data):
             print(f"{file}: the last line is torn and dropped: its point is measured again", file=sys.stderr)
             os.ftruncate(self._file.fileno(), self._end)

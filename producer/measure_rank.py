@@ -31,8 +31,9 @@ from schemas.journal import PointLine, RankSession, SessionLine, decode_rank_ses
 from schemas.plan import FrozenCell
 
 
-def check_engine(cell: FrozenCell, scheduler: Any) -> None:
-    """The started engine is the one of the accepted profile, with at least its capacity."""
+def check_engine(cell: FrozenCell, engine: Any) -> None:
+    """The started engine is the one of the accepted profile, on its device, with at least its capacity."""
+    scheduler = engine.scheduler
     found = {
         "block_size": scheduler.block_size,
         "hash_block_size": scheduler.hash_block_size,
@@ -41,6 +42,8 @@ def check_engine(cell: FrozenCell, scheduler: Any) -> None:
     for field, value in found.items():
         if value != getattr(cell, field):
             raise Refusal(f"engine {field}", f"{getattr(cell, field)} of the accepted profile", value, cell.name)
+    if engine.device_names != [cell.device_name] * len(engine.device_names):
+        raise Refusal("device", f"{cell.device_name} of the accepted profile", engine.device_names, cell.name)
     free = scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
     if free < cell.free_blocks:
         raise Refusal("engine free blocks", f"at least {cell.free_blocks} of the accepted profile", free, cell.name)
@@ -63,7 +66,7 @@ def rank_session(cell: FrozenCell, engine: Any, rank: int) -> RankSession:
     decode = cell.identity.phase == "decode"
     return RankSession(
         dp_rank=rank,
-        device_name=engine.device_name,
+        device_name=engine.device_names[0],
         engine_start_seconds=engine.start_seconds,
         engine=observe_engine(scheduler, cudagraph)
         | {"threads": engine.threads, "collectors": engine.collectors(), "serving_config": serving},
@@ -114,12 +117,13 @@ def host_of(engine: Any, lockstep: Lockstep, heart: Heartbeat, log: PointLog, wr
         return seconds
 
     parallel = engine.core.vllm_config.parallel_config
+    first = parallel.data_parallel_rank * parallel.tensor_parallel_size
     return Host(
         clock=time.monotonic,
         spent=engine.scheduler.spent,
         cached_tokens=engine.scheduler.cached_tokens,
         exchange=lockstep.exchange,
-        device_state=reader_of(engine.device, parallel.data_parallel_rank * parallel.tensor_parallel_size),
+        device_state=reader_of(engine.device, range(first, first + parallel.tensor_parallel_size)),
         started=started,
         rejected=heart.rejected,
         finish=finish,
@@ -135,8 +139,13 @@ def measure_rank(cell: FrozenCell, folder: Path, rank: int, port: int, heart: He
     journal = read_journal(journal_file, cell.digest)
     parallel = engine_half.DataParallel(rank, identity.topology.dp, port)
     engine = engine_half.start(cell.model, identity, identity.environment, parallel)
-    check_engine(cell, engine.scheduler)
-    lockstep = Lockstep(engine.group, engine.core.execute_dummy_batch)
+    check_engine(cell, engine)
+
+    def run_dummy_batch() -> None:
+        heart.step()
+        engine.core.execute_dummy_batch()
+
+    lockstep = Lockstep(engine.group, run_dummy_batch)
     with engine.frozen_collector():
         own = msgspec.json.encode(rank_session(cell, engine, rank))
         session = open_session(cell, journal, [decode_rank_session(data) for data in lockstep.exchange(own)])
@@ -147,7 +156,7 @@ def measure_rank(cell: FrozenCell, folder: Path, rank: int, port: int, heart: He
         conversation = measure(
             TokenStream(identity.token_seed, cell.vocab_size, rank),
             contract_of(cell, folder),
-            host_of(engine, lockstep, heart, PointLog(cell, len(journal.finished)), writer),
+            host_of(engine, lockstep, heart, PointLog(cell, folder, len(journal.finished)), writer),
             identity.phase,
             cell.points.points(),
             cell.cache_hit_alignment_tokens,
@@ -167,9 +176,10 @@ def main() -> None:
     parser.add_argument("--cell", type=Path, required=True)
     parser.add_argument("--rank", type=int, required=True)
     parser.add_argument("--port", type=int, required=True, help="where the ranks meet, on this machine")
+    parser.add_argument("--supervisor", type=int, required=True, help="process that watches this one")
     parser.add_argument("--heartbeat", type=int, required=True, help="file descriptor of the shared pulse")
     arguments = parser.parse_args()
-    prepare_rank()
+    prepare_rank(arguments.supervisor)
     cell = read_model(FrozenCell, arguments.cell, "frozen cell")
     try:
         measure_rank(cell, arguments.cell.parent, arguments.rank, arguments.port, Heartbeat(arguments.heartbeat))

@@ -183,6 +183,7 @@ def freeze_cells(
                 hash_block_size=profile.hash_block_size,
                 cache_hit_alignment_tokens=profile.cache_hit_alignment_tokens,
                 free_blocks=profile.free_blocks,
+                device_name=profile.device_name,
                 identity=parse(CellIdentity, fields, name),
                 points=points,
             )

@@ -25,9 +25,10 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--rank", type=int, required=True)
     parser.add_argument("--port", type=int, required=True, help="where the ranks meet, on this machine")
+    parser.add_argument("--supervisor", type=int, required=True, help="process that watches this one")
     parser.add_argument("--heartbeat", type=int, required=True, help="unused: a probe takes no steps")
     arguments = parser.parse_args()
-    prepare_rank()
+    prepare_rank(arguments.supervisor)
     request = resolve(read_campaign(arguments.campaign), arguments.campaign)
     deployment = request.deployments[arguments.deployment]
 

@@ -1,5 +1,6 @@
 """Progress that a person can follow: one line a point, and a small file that other programs can read."""
 
+import contextlib
 import os
 import socket
 import time
@@ -48,11 +49,18 @@ class Rate:
         return rate, (self.total - self.before - points) / rate
 
 
-class PointLog:
-    """Rank 0 prints a line for each finished point."""
+def say(folder: Path, line: str) -> None:
+    """A line for a person: on standard output, and with its time in the cell's `measuring.log`."""
+    print(line, flush=True)
+    with contextlib.suppress(OSError), (folder / "measuring.log").open("a") as log:
+        log.write(f"{utc_now()}  {line}\n")
 
-    def __init__(self, cell: FrozenCell, done: int) -> None:
-        self._cell, self._rate = cell, Rate(len(cell.points.points()), done)
+
+class PointLog:
+    """Rank 0 says a line for each finished point."""
+
+    def __init__(self, cell: FrozenCell, folder: Path, done: int) -> None:
+        self._cell, self._folder, self._rate = cell, folder, Rate(len(cell.points.points()), done)
         self._points = self._rejections = 0
 
     def started(self) -> None:
@@ -68,12 +76,14 @@ class PointLog:
             for rank in line.ranks
         )
         rejected = f"  {self._rejections} rejected" if self._rejections else ""
-        print(
+        say(
+            self._folder,
             f"{self._cell.name}  {self._rate.before + self._points}/{self._rate.total}  "
             f"{point_name(self._cell, line.benchmark_id)}: {kept * 1000:.2f} ms  "
             f"{rate:.2f} points/s  {left or 0:.0f} s left{rejected}",
-            flush=True,
         )
+        for rejection in line.ranks[0].rejections:
+            say(self._folder, f"  repetition {rejection.ordinal} rejected: {rejection.reason}")
 
 
 class StatusFile:
@@ -119,6 +129,7 @@ class StatusFile:
         }
         # Not synced: after a crash an old status is as good as none.
         temporary = self._file.with_suffix(".tmp")
-        temporary.write_bytes(canonical_bytes(facts))
-        temporary.replace(self._file)
+        with contextlib.suppress(OSError):  # a full disk ends a cell at its journal, in its own words
+            temporary.write_bytes(canonical_bytes(facts))
+            temporary.replace(self._file)
         self._written = time.monotonic()

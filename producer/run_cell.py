@@ -74,17 +74,22 @@ def measure_missing(cell: FrozenCell, file: Path, journal: Journal, patience: Pa
             ended = supervise(commands, patience, status.watch)
     except Stopped as stop:
         status.write("stopped", str(stop))
-        done = len(read_journal(file.parent / "repetitions.jsonl", cell.digest).finished)
-        kept = f"{done} of {len(cell.points.points())} points are measured and kept"
+        kept = f"{points_kept(cell, file)} of {len(cell.points.points())} points are measured and kept"
         print(f"{stop}: {cell.name} at {status.current_point}: {kept}", file=sys.stderr)
         return 128 + stop.number
-    if ended.code:
+    if ended.code and points_kept(cell, file) < len(cell.points.points()):
         status.write("failed", ended.reason)
         if ended.code not in (REFUSED, HELD):  # a rank that refuses has said it all
             print(f"failed: {cell.name} at {status.current_point}: {ended.reason}", file=sys.stderr)
-    else:
-        status.write("finished")
-    return ended.code
+        return ended.code
+    if ended.code:
+        print(f"{cell.name}: every point is measured; the engine ended badly: {ended.reason}", file=sys.stderr)
+    status.write("finished")
+    return 0
+
+
+def points_kept(cell: FrozenCell, file: Path) -> int:
+    return len(read_journal(file.parent / "repetitions.jsonl", cell.digest).finished)
 
 
 def write_once(file: Path, struct: Struct) -> str:
@@ -110,6 +115,20 @@ def write_artifacts(cell: FrozenCell, folder: Path) -> None:
     write_once(folder / "receipt.json", receipt(cell, journal, files))
 
 
+def measure(file: Path, patience: Patience) -> int:
+    """Measure what is missing of the cell in `file`, and write its artifacts; returns the exit code."""
+    cell = read_model(FrozenCell, file, "frozen cell")
+    check_cell(cell, file)
+    with claim(file.parent):
+        journal = read_journal(file.parent / "repetitions.jsonl", cell.digest)
+        if len(journal.finished) < len(cell.points.points()):
+            code = measure_missing(cell, file, journal, patience)
+            if code:
+                return code
+        write_artifacts(cell, file.parent)
+    return 0
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cell", type=Path, required=True, help="cell.json")
@@ -117,18 +136,12 @@ def main() -> None:
     parser.add_argument("--step-timeout", type=float, default=600, help="seconds that one step may take")
     arguments = parser.parse_args()
     stop_on_signals()
-    cell = read_model(FrozenCell, arguments.cell, "frozen cell")
-    check_cell(cell, arguments.cell)
-    folder = arguments.cell.parent
-
-    with claim(folder):
-        journal = read_journal(folder / "repetitions.jsonl", cell.digest)
-        if len(journal.finished) < len(cell.points.points()):
-            patience = Patience(arguments.start_timeout, arguments.step_timeout)
-            code = measure_missing(cell, arguments.cell, journal, patience)
-            if code:
-                sys.exit(code)
-        write_artifacts(cell, folder)
+    try:
+        code = measure(arguments.cell, Patience(arguments.start_timeout, arguments.step_timeout))
+    except Stopped as stop:  # before or after the engine: nothing of it runs
+        print(f"{stop}: {arguments.cell}", file=sys.stderr)
+        code = 128 + stop.number
+    sys.exit(code)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from schemas.canonical import short
 from schemas.errors import HELD, REFUSED, Refusal, run
 
 
-def main() -> None:
+def probe() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--campaign", type=Path, required=True, help="campaign file")
     parser.add_argument("--deployment", required=True)
@@ -22,7 +22,6 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--start-timeout", type=float, default=3600, help="seconds until an engine must run")
     arguments = parser.parse_args()
-    stop_on_signals()
 
     request = resolve(read_campaign(arguments.campaign), arguments.campaign)
     deployment = request.deployments.get(arguments.deployment)
@@ -44,14 +43,19 @@ def main() -> None:
     with contextlib.ExitStack() as held:
         if adapter.device != "cpu":  # a probe measures no time: on the CPU it may run beside another
             held.enter_context(exclusive_devices(adapter.device, deployment.topology.gpus))
-        try:
-            ended = supervise(commands, patience, lambda pulses: None)
-        except Stopped as stop:
-            print(f"{stop}: {name}", file=sys.stderr)
-            sys.exit(128 + stop.number)
+        ended = supervise(commands, patience, lambda pulses: None)
     if ended.code not in (0, REFUSED, HELD):
         print(f"failed: {name}: {ended.reason}", file=sys.stderr)
     sys.exit(ended.code)
+
+
+def main() -> None:
+    stop_on_signals()
+    try:
+        probe()
+    except Stopped as stop:
+        print(f"{stop}: probe", file=sys.stderr)
+        sys.exit(128 + stop.number)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ from typing import Any
 
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import get_hash_fn_by_name
-from vllm.v1.core.kv_cache_utils import get_request_block_hasher
+from vllm.v1.core.kv_cache_utils import BlockHash, get_request_block_hasher
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreOutputs
@@ -18,6 +18,38 @@ from producer.session import Chunk, Conversation, MeasurementFailed, RequestSpec
 from schemas.native import CudagraphObservation
 
 UNOBSERVED = CudagraphObservation(status="unavailable")
+
+
+BlockHasher = Callable[[Request], list[BlockHash]]
+
+
+class PrefixHashes:
+    """Block hashes of each slot's prefix, computed once: a prompt of 100,000 tokens takes longer to hash than to run.
+
+    A slot's prefixes are one stream (`TokenStream.prefix`): the hashes of a longer one begin with those of a shorter.
+    """
+
+    def __init__(self, block: int, hasher: BlockHasher) -> None:
+        self._block, self._hasher = block, hasher
+        self._known: dict[int, list[BlockHash]] = {}
+
+    def hasher(self, spec: RequestSpec) -> BlockHasher:
+        """vLLM's hasher, which is asked when the request is made and whenever it grows, with a head start."""
+
+        def blocks(request: Request) -> list[BlockHash]:
+            if request.block_hashes:
+                return self._hasher(request)
+            shared = spec.prefix // self._block
+            known = self._known.get(spec.slot, [])[:shared]
+            # The hasher goes on after what the request has (v1/core/kv_cache_utils.py, get_request_block_hasher).
+            request.block_hashes.extend(known)
+            new = self._hasher(request)
+            request.block_hashes.clear()
+            if shared > len(self._known.get(spec.slot, [])):
+                self._known[spec.slot] = (known + new)[:shared]
+            return known + new
+
+        return blocks
 
 
 class BenchmarkScheduler(Scheduler):
@@ -50,10 +82,11 @@ class BenchmarkScheduler(Scheduler):
     def begin(
         self, conversation: Conversation, first_forward_index: int, lockstep: Lockstep, beat: Callable[[], None]
     ) -> None:
-        """Start a conversation: the engine then has work until it ends. `beat` is called at every step."""
-        self._hasher = get_request_block_hasher(
+        """Start a conversation: the engine then has work until it ends. `beat` is called after every forward."""
+        hasher = get_request_block_hasher(
             self.hash_block_size, get_hash_fn_by_name(self.cache_config.prefix_caching_hash_algo)
         )
+        self._prefixes = PrefixHashes(self.hash_block_size, hasher)
         self._conversation, self._forward_index = conversation, first_forward_index
         self._lockstep, self._beat = lockstep, beat
 
@@ -75,7 +108,6 @@ class BenchmarkScheduler(Scheduler):
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
         called = time.monotonic()
-        self._beat()
         if self._conversation is not None:
             if self.requests:
                 if self._steps and len(self._steps) >= self._expected_steps:
@@ -103,6 +135,7 @@ class BenchmarkScheduler(Scheduler):
         if not self._slots or not scheduler_output.total_num_scheduled_tokens:
             return outputs
         entered = time.monotonic()
+        self._beat()  # of forwards alone: a scheduler that has requests and schedules nothing is as good as dead
         self._steps.append(
             Step(
                 forward_index=self._forward_index,
@@ -158,7 +191,7 @@ class BenchmarkScheduler(Scheduler):
             prompt_token_ids=spec.prompt.tolist(),
             sampling_params=SamplingParams(temperature=0.0, max_tokens=spec.max_tokens, ignore_eos=True),
             pooling_params=None,
-            block_hasher=self._hasher,
+            block_hasher=self._prefixes.hasher(spec),
         )
 
 

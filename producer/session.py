@@ -30,11 +30,12 @@ SEED_ROUNDS = 3
 
 
 class RequestSpec(NamedTuple):
-    """One request to submit: its prompt and how many tokens it generates."""
+    """One request to submit: its prompt, `prefix` tokens of which its slot shares, and how many tokens it generates."""
 
     slot: int
     prompt: "array[int]"
     max_tokens: int
+    prefix: int = 0
 
 
 class Submission(NamedTuple):
@@ -172,7 +173,7 @@ def repetition_requests(
     key = point_key(phase, point)
     max_tokens = DECODE_MAX_TOKENS if isinstance(point, DecodePoint) else 1
     return tuple(
-        RequestSpec(slot, stream.prompt(key, ordinal, slot, shape.prefix, shape.prompt), max_tokens)
+        RequestSpec(slot, stream.prompt(key, ordinal, slot, shape.prefix, shape.prompt), max_tokens, shape.prefix)
         for slot, shape in enumerate(shapes)
     )
 
@@ -207,7 +208,10 @@ def _seed(
 ) -> Generator[Submission, list[Step], tuple[list[SeedLine], Span, float]]:
     """Build the prefixes of the slots `missing`: one request a slot, all at once."""
     attempt = attempts.next()
-    requests = tuple(RequestSpec(slot, stream.seed_prompt(slot, shapes[slot].prefix, attempt), 1) for slot in missing)
+    requests = tuple(
+        RequestSpec(slot, stream.seed_prompt(slot, shapes[slot].prefix, attempt), 1, shapes[slot].prefix)
+        for slot in missing
+    )
     steps = yield Submission(requests)
     seeds = []
     for slot in missing:
@@ -289,7 +293,7 @@ def measure_point(
         reason = _rejection(host, _mismatch(point, shapes, steps))
         if reason:
             record.seconds["rejected"] += busy
-            chunks = [[[c.computed, c.scheduled] for c in step.chunks.values()] for step in steps]
+            chunks = [[[c.computed, c.scheduled] for _, c in sorted(step.chunks.items())] for step in steps]
             record.rejections.append(RejectedRepetition(ordinal=ordinal, reason=reason, chunks=chunks))
             host.rejected()
             if len(record.rejections) > contract.max_rejections:

@@ -14,8 +14,15 @@ from types import FrameType
 from typing import NamedTuple
 
 from producer.heartbeat import Heartbeat, Pulse
+from schemas.errors import HELD, REFUSED
 
 POLL_SECONDS = 0.1
+END_SECONDS = 30.0
+"""How long a killed process has to go. A driver that hangs can keep it for ever; this process goes on without it."""
+
+FOLLOW_SECONDS = 3.0
+"""How long the other ranks have to say for themselves why they ended, once one has."""
+
 TRACEBACK_SECONDS = 2.0
 """How long a silent process has to write down where it hangs."""
 
@@ -45,19 +52,31 @@ class Stopped(Exception):
         self.number = number
 
 
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+def ignore_signals() -> None:
+    """From now on this process ends by itself: a second signal must not keep it from ending the ranks."""
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+
+
 def _raise_stopped(number: int, _frame: FrameType | None) -> None:
+    ignore_signals()
     raise Stopped(number)
 
 
 def stop_on_signals() -> None:
     """SIGTERM and SIGINT end this process in good order from now on, once."""
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in SIGNALS:
         signal.signal(number, _raise_stopped)
 
 
-def prepare_rank() -> None:
+def prepare_rank(supervisor: int) -> None:
     """Called first in a rank's process: it dies with its supervisor, and tells where it hangs when asked."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != supervisor:  # it died before it could be watched
+        sys.exit(1)
     faulthandler.register(signal.SIGUSR1, all_threads=True)
 
 
@@ -84,11 +103,15 @@ class Ranks:
 
     def __init__(self, commands: list[list[str]]) -> None:
         self.hearts = [Heartbeat.create(f"passgrid-rank{rank}") for rank in range(len(commands))]
-        # A session of its own lets the workers that vLLM starts below a rank be ended with it.
-        self.processes = [
-            subprocess.Popen([*command, "--heartbeat", str(heart.fd)], pass_fds=(heart.fd,), start_new_session=True)
-            for command, heart in zip(commands, self.hearts, strict=True)
-        ]
+        self.processes: list[subprocess.Popen[bytes]] = []
+        self._commands = commands
+
+    def start(self) -> None:
+        for command, heart in zip(self._commands, self.hearts, strict=True):
+            own = ["--supervisor", str(os.getpid()), "--heartbeat", str(heart.fd)]
+            # A session of its own lets the workers that vLLM starts below a rank be ended with it.
+            process = subprocess.Popen([*command, *own], pass_fds=(heart.fd,), start_new_session=True)
+            self.processes.append(process)
 
     def pulses(self) -> list[Pulse]:
         return [heart.read() for heart in self.hearts]
@@ -100,11 +123,33 @@ class Ranks:
                 process.send_signal(signal.SIGUSR1)
         time.sleep(TRACEBACK_SECONDS)
 
+    def codes(self) -> list[int | None]:
+        return [process.poll() for process in self.processes]
+
+    def failure(self) -> Supervised | None:
+        """How the ranks failed, once one has: whoever was killed comes first, then whoever refuses, then whoever
+        failed because of them."""
+        if not any(self.codes()):
+            return None
+        deadline = time.monotonic() + FOLLOW_SECONDS
+        while None in self.codes() and time.monotonic() < deadline:
+            time.sleep(POLL_SECONDS)
+        bad = [(code, rank) for rank, code in enumerate(self.codes()) if code]
+        code, rank = min(bad, key=lambda end: (end[0] >= 0, end[0] not in (REFUSED, HELD), end[1]))
+        if code == -signal.SIGTERM:  # a cluster stops every process of a job; this one's turn comes next
+            ignore_signals()
+            raise Stopped(signal.SIGTERM)
+        return Supervised(code if code > 0 else 1, _died(code, rank))
+
     def end(self) -> None:
         for process in self.processes:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+        for rank, process in enumerate(self.processes):
+            try:
+                process.wait(END_SECONDS)
+            except subprocess.TimeoutExpired:
+                print(f"rank {rank} (process {process.pid}) does not go: its driver hangs", file=sys.stderr)
         for heart in self.hearts:
             os.close(heart.fd)
 
@@ -113,30 +158,33 @@ def supervise(commands: list[list[str]], patience: Patience, watch: Callable[[li
     """Run one command a rank until all have ended well, or one has not; `watch` sees their pulses now and then.
 
     Raises:
-        Stopped: this process got a signal (see `stop_on_signals`); the ranks have been ended.
+        Stopped: this process or a rank got a signal (see `stop_on_signals`); the ranks have been ended.
     """
     ranks = Ranks(commands)
-    last, alive = ranks.pulses(), time.monotonic()
+    last = ranks.pulses()
+    alive = [time.monotonic()] * len(last)
     try:
+        ranks.start()
         while True:
-            codes = [process.poll() for process in ranks.processes]
+            failure = ranks.failure()
             pulses = ranks.pulses()
             watch(pulses)
-            # A rank that was killed comes first: the others then fail because of it.
-            for code, rank in sorted((code, rank) for rank, code in enumerate(codes) if code):
-                return Supervised(code if code > 0 else 1, _died(code, rank))
-            if not any(code is None for code in codes):
+            if failure is not None:
+                return failure
+            if all(code == 0 for code in ranks.codes()):
                 return Supervised(0)
-            if pulses != last:
-                last, alive = pulses, time.monotonic()
-            silent = time.monotonic() - alive
+            now = time.monotonic()
+            alive = [now if new != old else then for new, old, then in zip(pulses, last, alive, strict=True)]
+            last = pulses
             ready = all(pulse.ready for pulse in pulses)
-            if silent > (patience.step_seconds if ready else patience.start_seconds):
+            silent = [now - then for then, code in zip(alive, ranks.codes(), strict=True) if code is None]
+            if silent and max(silent) > (patience.step_seconds if ready else patience.start_seconds):
                 ranks.explain_hang()
                 what = "no step" if ready else f"no engine of {without_engine(pulses)}"
-                return Supervised(1, f"{what} for {silent:.0f} s")
+                return Supervised(1, f"{what} for {max(silent):.0f} s")
             time.sleep(POLL_SECONDS)
     finally:
+        ignore_signals()
         ranks.end()
 
 

@@ -133,7 +133,18 @@ def read_model(model: type[Model], path: Path, what: str) -> Model:
 
 
 def write_atomic(path: Path, data: bytes) -> None:
-    """Write `data` so that a reader sees all of it or nothing: temporary file, fsync, rename, fsync of the folder."""
+    """Write `data` so that a reader sees all of it or nothing: temporary file, fsync, rename, fsync of the folder.
+
+    Raises:
+        Refusal: the disk does not take the file.
+    """
+    try:
+        _write_atomic(path, data)
+    except OSError as error:
+        raise Refusal("write", "a disk that takes the file", error.strerror, path) from None
+
+
+def _write_atomic(path: Path, data: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
     temporary = Path(name)

@@ -40,7 +40,7 @@ class SessionLine(Struct, frozen=True, tag_field="kind", tag="session"):
 
 
 class SeedLine(Struct, frozen=True):
-    """One seed request: `cached_tokens` it found, `computed_tokens` it ran, over forwards [start, end)."""
+    """One seed request, of `prefix_tokens` and one more: `cached_tokens` it found, `computed_tokens` it ran."""
 
     slot: int
     prefix_tokens: int

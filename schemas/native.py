@@ -113,7 +113,7 @@ class Prompts(Struct, frozen=True):
 
 
 class RejectedRepetition(Struct, frozen=True):
-    """A repetition that did not run as the point says: `chunks` are [cached, scheduled] of each request, by step."""
+    """A repetition that did not run as the point says: `chunks` are [cached, scheduled] of each slot, by step."""
 
     ordinal: int
     reason: str

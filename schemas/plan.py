@@ -64,6 +64,7 @@ class FrozenCell(Strict):
     hash_block_size: int
     cache_hit_alignment_tokens: int
     free_blocks: int
+    device_name: str
     identity: CellIdentity
     points: PointManifest
 

@@ -52,6 +52,7 @@ def frozen_cell(**change) -> FrozenCell:
         "hash_block_size": 128,
         "cache_hit_alignment_tokens": 128,
         "free_blocks": 1000,
+        "device_name": "cpu",
         "identity": identity | change,
         "points": points,
     }

@@ -137,7 +137,20 @@ def test_two_writers_never_share_a_journal(tmp_path: Path):
         JournalWriter(tmp_path / "repetitions.jsonl")
     assert read_journal(tmp_path / "repetitions.jsonl", "c" * 64).sessions
     first.close()
-    JournalWriter(tmp_path / "repetitions.jsonl").close()
+    last = read_journal(tmp_path / "repetitions.jsonl", "c" * 64).last_sha256
+    JournalWriter(tmp_path / "repetitions.jsonl", last).close()
+
+
+def test_a_writer_that_read_the_journal_before_somebody_wrote_it_leaves(tmp_path: Path):
+    """Chaining to a line that is no longer the last would break the journal for good."""
+    file = journal_with(tmp_path, SESSION)
+    stale = read_journal(file, "c" * 64).last_sha256
+    other = JournalWriter(file, stale)
+    other.append(point(1, 7))
+    other.close()
+    with pytest.raises(Held, match="has been written by another process since it was read"):
+        JournalWriter(file, stale)
+    assert read_journal(file, "c" * 64).finished == {1}
 
 
 def test_a_full_disk_costs_the_line_and_nothing_before_it(tmp_path: Path):

@@ -86,6 +86,7 @@ def test_a_job_that_is_killed_at_any_moment_is_resumed(parallel: Path, tmp_path:
     chance = random.Random(f"{SEED} {prefix}")
     kills = KILLS // 2 + (KILLS % 2 if prefix == "prefill-tensor" else 0)
     struck, story, cell, sessions = 0, f"PASSGRID_KILL_SEED={SEED}", copy_of(parallel, prefix, tmp_path / "0"), 0
+    total = len(read_model(FrozenCell, cell, "cell").points.points())
     while struck < kills:
         journal = cell.parent / "repetitions.jsonl"
         measured = points_in(cell)
@@ -103,12 +104,14 @@ def test_a_job_that_is_killed_at_any_moment_is_resumed(parallel: Path, tmp_path:
         assert not still_alive(below), story
         if code == 0:
             continue  # it was over already
-        assert code == {"the job": -signal.SIGKILL, "preemption": 128 + signal.SIGTERM}.get(kind, code), story
+        # In its first second a job has no handler yet: the signal itself ends it.
+        codes = {"the job": {-signal.SIGKILL}, "preemption": {128 + signal.SIGTERM, -signal.SIGTERM}}
+        assert code in codes.get(kind, {code}), story
         whole = before[: before.rfind(b"\n") + 1]
         assert journal.exists() or not whole, story
         assert not whole or journal.read_bytes().startswith(whole), story
         assert points_in(cell) >= measured, story
-        assert not (cell.parent / "receipt.json").exists(), story
+        assert not (cell.parent / "receipt.json").exists() or points_in(cell) == total, story
         sessions += points_in(cell) > measured
     assert run(cell).returncode == 0, story
     check_finished(cell, sessions)

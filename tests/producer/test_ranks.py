@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import polars as pl
 import pytest
 from conftest import ROOT, cell_folder, load
 
@@ -95,3 +96,14 @@ def test_the_simulator_loads_both_strategies(parallel: Path):
     assert done.returncode == 0, done.stderr
     entries = read_model(Plan, plan / "plan.json", "plan").cells
     assert sorted(entry.points for entry in entries) == [4, 4, 12, 12]
+
+
+def test_coordinates_are_those_of_one_rank(parallel: Path):
+    """Four requests are the limit of a rank, and no row has eight (dynamo#10125)."""
+    plan = (parallel / "current").resolve()
+    table = pl.read_parquet(next((plan / "systems").rglob("*.parquet")))
+    assert table.filter(pl.col("dp") == 2)["batch_size"].max() == 4
+    assert sorted(table["dp"].unique().to_list()) == [1, 2]
+    for phase, tokens in (("prefill", "total_prefill_tokens"), ("decode", "total_kv_read_tokens")):
+        rows = table.filter((pl.col("dp") == 2) & (pl.col("workload_kind") == phase))
+        assert rows[tokens].max() == {"prefill": 2 * 256, "decode": 4 * 1024}[phase]

@@ -13,18 +13,27 @@ import pytest
 from conftest import ROOT
 
 from producer.heartbeat import Heartbeat, Pulse
-from producer.supervise import Patience, Supervised, supervise
+from producer.supervise import SIGNALS, Patience, Stopped, Supervised, supervise
 
 PATIENT = Patience(start_seconds=30, step_seconds=30)
 
 
+@pytest.fixture(autouse=True)
+def own_signals():
+    """A supervisor that has begun to end ignores signals for good; this process goes on."""
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
 def program(body: str) -> list[str]:
-    """A rank's command: `heart` is its pulse. The supervisor adds `--heartbeat FD`."""
+    """A rank's command: `heart` is its pulse. The supervisor adds `--supervisor PID --heartbeat FD`."""
     prologue = """
     import os, sys, time, signal, subprocess
     from producer.heartbeat import Heartbeat
     from producer.supervise import prepare_rank
-    prepare_rank()
+    prepare_rank(int(sys.argv[-3]))
     heart = Heartbeat(int(sys.argv[-1]))
     """
     return [sys.executable, "-c", textwrap.dedent(prologue) + textwrap.dedent(body)]
@@ -82,6 +91,12 @@ def test_one_rank_that_ends_badly_ends_all(body: str, ended: Supervised, tmp_pat
     assert still_running([int(pid) for pid in pids.read_text().split()]) == []
 
 
+def test_a_rank_that_the_cluster_stops_stops_the_job():
+    """`scancel` and preemption signal every process of a job, in any order."""
+    with pytest.raises(Stopped, match="stopped by SIGTERM"):
+        watched([program("os.kill(os.getpid(), signal.SIGTERM)")])
+
+
 def test_a_killed_rank_is_the_reason_and_not_the_ones_that_fail_after_it(tmp_path: Path):
     flag = tmp_path / "flag"
     follower = f"""
@@ -132,6 +147,62 @@ def test_a_rank_dies_with_its_supervisor(tmp_path: Path):
     supervisor.send_signal(signal.SIGKILL)
     supervisor.wait()
     assert still_running([int(pid.read_text())]) == []
+
+
+def test_a_rank_whose_supervisor_is_gone_before_it_began_ends_at_once():
+    """Importing takes a second; the kernel's promise counts from the call on."""
+    command = program("time.sleep(1000)")
+    heart = Heartbeat.create("test")
+    own = ["--supervisor", "1", "--heartbeat", str(heart.fd)]
+    done = subprocess.run([*command, *own], cwd=ROOT, pass_fds=(heart.fd,), timeout=30, check=False)
+    assert done.returncode == 1
+
+
+@pytest.mark.parametrize("code", [2, 75])
+def test_the_rank_that_refuses_speaks_for_all(code: int, tmp_path: Path):
+    """The others lose their connection to it, and may even end first."""
+    flag = tmp_path / "flag"
+    follower = f"""
+    while not os.path.exists({str(flag)!r}): time.sleep(0.001)
+    sys.exit(1)
+    """
+    refusing = f"open({str(flag)!r}, 'w'); time.sleep(0.5); sys.exit({code})"
+    for commands, rank in (([program(follower), program(refusing)], 1), ([program(refusing), program(follower)], 0)):
+        assert watched(commands)[0] == Supervised(code, f"rank {rank} ended with exit code {code}, see above")
+        flag.unlink()
+
+
+def test_two_signals_in_a_row_still_end_every_rank(tmp_path: Path):
+    """A cluster says it twice, or a person does."""
+    pids = tmp_path / "pids"
+    rank = program(f"open({str(pids)!r}, 'a').write(f'{{os.getpid()}} '); time.sleep(1000)")
+    code = f"""
+from producer.supervise import *
+stop_on_signals()
+try:
+    supervise({[rank] * 4!r}, Patience(60, 60), lambda pulses: None)
+except Stopped as stop:
+    sys.exit(128 + stop.number)
+"""
+    supervisor = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT)
+    while not pids.exists() or len(pids.read_text().split()) < 4:
+        time.sleep(0.01)
+    for _ in range(20):
+        supervisor.send_signal(signal.SIGTERM)
+        time.sleep(0.003)
+    assert supervisor.wait(timeout=60) == 128 + signal.SIGTERM
+    assert still_running([int(pid) for pid in pids.read_text().split()]) == []
+
+
+def test_one_silent_rank_is_enough_however_busy_the_others_are():
+    busy = """
+    heart.ready()
+    for _ in range(300):
+        heart.step()
+        time.sleep(0.1)
+    """
+    ended, _ = watched([program(busy), program("heart.ready(); heart.step(); time.sleep(1000)")], Patience(30, 2))
+    assert ended == Supervised(1, "no step for 2 s")
 
 
 def test_the_pulse_is_read_by_another_process():

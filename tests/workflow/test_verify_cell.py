@@ -125,6 +125,10 @@ def test_a_line_of_the_journal_that_moved_with_its_receipt_is_found(prefill: Pat
         (lambda r: r.update(basis="schedule_to_output"), "basis: expected inter_output, found schedule_to_output"),
         (lambda r: r.update(start_monotonic=-5.0), "interval: expected to rise from"),
         (lambda r: r.update(forward_index=0), "forward_index: expected more than"),
+        (
+            lambda r: r["scheduled_requests"].update(var_decode_kv_tokens=9.0),
+            "var_decode_kv_tokens expected 0.0, found 9",
+        ),
         (lambda r: r.update(overhead_seconds=99.0), "overhead_seconds: expected a part of the interval, found 99.0"),
     ],
 )
@@ -154,6 +158,78 @@ def test_a_prefix_that_nobody_seeded_is_found(cells: Path):
     (number,) = [index for index, line in enumerate(lines) if line["kind"] == "point" and line["ranks"][0]["seeds"]][:1]
     rewrite_line(folder, number, lambda line: line["ranks"][0].update(seeds=[]), derive=True)
     assert "expected a seed of 128 tokens before it, found none" in failures(folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "finding"),
+    [
+        (lambda rank: rank["warmups"][1].update(forward_index_end=99), "warm-up: expected 3 forwards, found"),
+        (
+            lambda rank: rank["warmups"][-1]["first"].update(sum_prefill_tokens=1),
+            "warm-up first step: sum_prefill_tokens expected",
+        ),
+        (
+            lambda rank: rank["warmups"][-1]["last"].update(num_decode_requests=7),
+            "warm-up last step: num_decode_requests expected 1, found 7",
+        ),
+        (
+            lambda rank: rank["warmups"][-1].update(
+                {key: rank["warmups"][-2][key] for key in ("forward_index_start", "forward_index_end")}
+            ),
+            "to end before eager_shape span at",
+        ),
+    ],
+)
+def test_warm_ups_that_are_only_labels_are_found(decode: Path, change, finding):
+    rewrite_line(decode, 1, lambda line: change(line["ranks"][0]), derive=True)
+    assert finding in failures(decode)
+
+
+def test_a_seed_that_did_not_run_its_prefix_is_found(cells: Path):
+    (folder,) = cells.glob("prefill-dense-*")
+    lines = [json.loads(line) for line in (folder / "repetitions.jsonl").read_text().splitlines()]
+    (number,) = [n for n, line in enumerate(lines) if line["kind"] == "point" and line["ranks"][0]["seeds"]][:1]
+    rewrite_line(folder, number, lambda line: line["ranks"][0]["seeds"][0].update(computed_tokens=1), derive=True)
+    assert "seed of slot 0: expected 128 tokens and one more, found 0 cached and 1 computed" in failures(folder)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("idle_fraction", 0.0), ("rejected_repetitions", 1), ("sessions", []), ("measuring_seconds", 1.0)],
+)
+def test_a_receipt_that_the_journal_does_not_give_is_found(decode: Path, field: str, value):
+    rewrite(decode / "receipt.json", lambda data: data.update({field: value}))
+    assert f"receipt.json {field}: expected what repetitions.jsonl holds" in failures(decode)
+
+
+def test_a_receipt_without_the_journal_is_found(decode: Path):
+    rewrite(decode / "receipt.json", lambda data: data["files"].pop("repetitions.jsonl"))
+    assert "receipt.json files: expected what repetitions.jsonl holds" in failures(decode)
+
+
+def test_another_device_is_found(decode: Path):
+    rewrite_line(decode, 0, lambda s: s["ranks"][0].update(device_name="another"), derive=True)
+    assert "rank 0 device: expected cpu of the accepted profile, found another" in failures(decode)
+
+
+def test_a_prefix_seeded_again_between_measurements_is_right(decode: Path):
+    """An eviction after the first measurement: the seed's forwards lie between two repetitions, and all is well."""
+
+    def seed_again(line):
+        rank = line["ranks"][0]
+        for repetition in rank["repetitions"][4:]:
+            repetition["forward_index"] += 1
+        start = rank["repetitions"][3]["forward_index"] + 1
+        step = rank["warmups"][-1]["first"]
+        rank["warmups"].append(
+            {"kind": "real_prefix_seed", "forward_index_start": start, "forward_index_end": start + 1}
+            | {"first": step, "last": step}
+        )
+
+    lines = (decode / "repetitions.jsonl").read_text().splitlines()
+    # The last point: nothing after it has to move.
+    rewrite_line(decode, len(lines) - 1, seed_again, derive=True)
+    assert verify(read_cell(decode)).failures == ()
 
 
 def test_warm_ups_without_a_span_are_found(decode: Path):

@@ -34,10 +34,11 @@ rule probe:
         slurm_partition=CAMPAIGN.resource("partition"),
         slurm_account=CAMPAIGN.resource("account"),
         gres=CAMPAIGN.resource("gres"),
+        start_timeout=CAMPAIGN.resource("start_timeout_seconds"),
     shell:
         f"python -m producer.run_probe --campaign {CAMPAIGN.file}"
-        " --deployment {wildcards.deployment}"
-        " --digest {wildcards.probe} --phase {wildcards.phase} --output {output} 2> {log}"
+        " --deployment {wildcards.deployment} --digest {wildcards.probe} --phase {wildcards.phase}"
+        " --output {output} --start-timeout {resources.start_timeout} 2> {log}"
 
 
 checkpoint import_profile:

@@ -142,6 +142,10 @@ def check_shape(fpm: Fpm, group: IterationGroup, rank: int, file: Path) -> None:
         raise Refusal(f"scheduled_requests rank={rank} benchmark_id={group.benchmark_id}", expected, found, file)
 
 
+def elapsed_seconds(artifact: RankArtifact) -> float:
+    return artifact.timing.benchmark_elapsed_seconds
+
+
 def engine_of_all(engine: dict[str, Any]) -> dict[str, Any]:
     """The engine block without the one value that tells ranks apart."""
     return engine | {"parallel": engine.get("parallel", {}) | {"data_parallel_rank": None}}
@@ -205,8 +209,7 @@ def merge(cell: FrozenCell, ranks: dict[Path, RankArtifact], sources: dict[str, 
             raise Refusal(field, slowest, group.wall_time, reference_file)
 
     results = _flatten(by_rank, reference.iteration_groups)
-    slowest_file, slowest_rank = max(by_rank.values(), key=lambda pair: pair[1].timing.benchmark_elapsed_seconds)
-    del slowest_file
+    slowest_rank = max((artifact for _, artifact in by_rank.values()), key=elapsed_seconds)
     return MergedArtifact(
         schema_version=SCHEMA_VERSION,
         kvwarm=reference.kvwarm,

@@ -4,14 +4,16 @@ import argparse
 import math
 from collections import Counter
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
+from statistics import pvariance
 from typing import NamedTuple
 
 import msgspec
 from msgspec import UNSET
 
 from producer.adapters import adapter_of, pins_digest
-from producer.artifact import assemble, contract_of
+from producer.artifact import assemble, contract_of, receipt
 from producer.contracts import CONTRACTS, Contract
 from producer.journal import Journal, read_journal
 from producer.partition import RequestShape, request_shapes
@@ -23,7 +25,15 @@ from schemas.errors import Refusal, run
 from schemas.evidence import CellEvidence
 from schemas.journal import RankPoint
 from schemas.layout import rank_file
-from schemas.native import CellReceipt, MergedArtifact, RankArtifact, read_struct
+from schemas.native import (
+    CellReceipt,
+    CudagraphObservation,
+    MergedArtifact,
+    NativePoint,
+    RankArtifact,
+    ScheduledRequests,
+    read_struct,
+)
 from schemas.plan import FrozenCell
 from schemas.points import DecodePoint, Point
 
@@ -98,6 +108,12 @@ def check_derivation(files: CellFiles) -> Iterator[str]:
         for field in derived.__struct_fields__:
             if getattr(derived, field) != getattr(artifact, field):
                 yield f"{file.name} {field}: expected what repetitions.jsonl holds, found another value"
+    names = [Path("repetitions.jsonl"), *files.rank_files]
+    digests = {file.name: sha256(read_bytes(files.folder / file.name, file.name)) for file in names}
+    derived_receipt = receipt(files.cell, files.journal, digests)
+    for field in derived_receipt.__struct_fields__:
+        if getattr(derived_receipt, field) != getattr(files.receipt, field):
+            yield f"receipt.json {field}: expected what repetitions.jsonl holds, found another value"
     try:
         merged = merge_files(files.cell, files.folder / "receipt.json", files.rank_files)
     except Refusal as refusal:
@@ -108,39 +124,72 @@ def check_derivation(files: CellFiles) -> Iterator[str]:
             yield f"merged.json {field}: expected what the rank artifacts hold, found another value"
 
 
+def counts(requests: list[tuple[int, int, int]]) -> ScheduledRequests:
+    """What the engine's scheduler counts in a step of requests (prompt, computed before, scheduled in it)."""
+    prefill = [(prompt, computed, scheduled) for prompt, computed, scheduled in requests if computed < prompt]
+    contexts = [computed for prompt, computed, _ in requests if computed >= prompt]
+    return ScheduledRequests(
+        num_prefill_requests=len(prefill),
+        sum_prefill_tokens=sum(scheduled for _, _, scheduled in prefill),
+        var_prefill_length=pvariance(prompt for prompt, _, _ in prefill) if prefill else 0.0,
+        sum_prefill_kv_tokens=sum(computed for _, computed, _ in prefill),
+        num_decode_requests=len(contexts),
+        sum_decode_kv_tokens=sum(contexts),
+        var_decode_kv_tokens=pvariance(contexts) if contexts else 0.0,
+    )
+
+
+def differences(expected: ScheduledRequests, found: ScheduledRequests) -> str:
+    """The counts that differ, in words; variances to the last bits that their way of adding up leaves open."""
+    return ", ".join(
+        f"{field} expected {want}, found {have}"
+        for field in expected.__struct_fields__
+        if not math.isclose(want := getattr(expected, field), have := getattr(found, field), rel_tol=1e-9)
+    )
+
+
 def check_repetitions(where: str, line: RankPoint, point: Point, shapes: tuple[RequestShape, ...]) -> Iterator[str]:
-    """Every measured step, not only the kept one: the point's counts, the right interval, after its warm-ups."""
+    """Every step that is recorded, not only the kept one: the point's counts, in order, none twice."""
     decode = isinstance(point, DecodePoint)
-    # What the engine's scheduler counts in the measured step, from the point alone.
-    new = 0 if decode else sum(shape.new_tokens for shape in shapes)
-    cached = 0 if decode else sum(shape.prefix for shape in shapes)
-    context = sum(shape.prompt + 1 for shape in shapes) if decode else 0
-    batch = len(shapes)
-    expected = (0 if decode else batch, new, cached, batch if decode else 0, context)
+    first = counts([(shape.prompt, shape.prefix, shape.new_tokens) for shape in shapes])
+    # Decode: the prompt is one token short of the context, and the second step after it reads the whole context.
+    measured = counts([(shape.prompt, shape.prompt + 1, 1) for shape in shapes]) if decode else first
+    length = 3 if decode else 1
     basis = "inter_output" if decode else "schedule_to_output"
-    last_forward = max((span.forward_index_end for span in line.warmups), default=0) - 1
+    forwards: list[tuple[int, int, str]] = []
+    for span in line.warmups:
+        forwards.append((span.forward_index_start, span.forward_index_end, f"{span.kind} span"))
+        if span.kind != "eager_shape":
+            continue
+        if span.forward_index_end - span.forward_index_start != length:
+            found_length = span.forward_index_end - span.forward_index_start
+            yield f"{where} warm-up: expected {length} forwards, found {found_length}"
+        for name, expected, found in (("first", first, span.first), ("last", measured, span.last)):
+            if difference := differences(expected, found):
+                yield f"{where} warm-up {name} step: {difference}"
+    warm = max((span.forward_index_end for span in line.warmups if span.kind == "eager_shape"), default=0)
     last_end = 0.0
     for repetition in line.repetitions:
-        name, counts = f"{where} repetition {repetition.ordinal}", repetition.scheduled_requests
-        found = (
-            counts.num_prefill_requests,
-            counts.sum_prefill_tokens,
-            counts.sum_prefill_kv_tokens,
-            counts.num_decode_requests,
-            counts.sum_decode_kv_tokens,
-        )
-        if found != expected:
-            yield f"{name} scheduled_requests: expected {expected}, found {found}"
+        name = f"{where} repetition {repetition.ordinal}"
+        forwards.append((repetition.forward_index + 1 - length, repetition.forward_index + 1, name))
+        if difference := differences(measured, repetition.scheduled_requests):
+            yield f"{name} scheduled_requests: {difference}"
         if repetition.basis != basis:
             yield f"{name} basis: expected {basis}, found {repetition.basis}"
-        if repetition.forward_index <= last_forward:
-            yield f"{name} forward_index: expected more than {last_forward}, found {repetition.forward_index}"
+        if repetition.forward_index < warm:
+            yield f"{name} forward_index: expected at least {warm}, found {repetition.forward_index}"
         if not last_end <= repetition.start_monotonic < repetition.end_monotonic < math.inf:
             found_interval = (repetition.start_monotonic, repetition.end_monotonic)
             yield f"{name} interval: expected to rise from {last_end}, found {found_interval}"
         elif not 0 <= repetition.overhead_seconds <= repetition.end_monotonic - repetition.start_monotonic:
             yield f"{name} overhead_seconds: expected a part of the interval, found {repetition.overhead_seconds}"
-        last_forward, last_end = repetition.forward_index, repetition.end_monotonic
+        last_end = repetition.end_monotonic
+    indices = [repetition.forward_index for repetition in line.repetitions]
+    if indices != sorted(indices):
+        yield f"{where} forward_index: expected to rise, found {indices}"
+    for (start, end, name), (next_start, _, next_name) in pairwise(sorted(forwards)):
+        if not start < end <= next_start:
+            yield f"{where} forwards: expected {name} [{start}, {end}) to end before {next_name} at {next_start}"
 
 
 def check_seeding(files: CellFiles) -> Iterator[str]:
@@ -153,6 +202,10 @@ def check_seeding(files: CellFiles) -> Iterator[str]:
         shapes = request_shapes(points[line.benchmark_id - 1], files.cell.cache_hit_alignment_tokens)
         for rank, point in enumerate(line.ranks):
             for seed in point.seeds:
+                if seed.cached_tokens + seed.computed_tokens != seed.prefix_tokens + 1:
+                    ran = f"{seed.cached_tokens} cached and {seed.computed_tokens} computed"
+                    wanted = f"{seed.prefix_tokens} tokens and one more"
+                    yield f"benchmark_id={line.benchmark_id} seed of slot {seed.slot}: expected {wanted}, found {ran}"
                 key = (line.session, rank, seed.slot)
                 longest[key] = max(longest.get(key, 0), seed.prefix_tokens)
             for slot, shape in enumerate(shapes):
@@ -219,6 +272,9 @@ def check_engine(files: CellFiles) -> Iterator[str]:
         if len(session.ranks) != identity.topology.dp:
             yield f"session {session.session} ranks: expected {identity.topology.dp}, found {len(session.ranks)}"
         for rank, own in enumerate(session.ranks):
+            if own.device_name != files.cell.device_name:
+                wanted = f"{files.cell.device_name} of the accepted profile"
+                yield f"session {session.session} rank {rank} device: expected {wanted}, found {own.device_name}"
             engine, graph = own.engine, own.engine.get("graph", {})
             parallel, scheduler = engine.get("parallel", {}), engine.get("scheduler", {})
             facts = {
@@ -267,19 +323,32 @@ def classify(files: CellFiles) -> tuple[list[str], list[str]]:
     return labels, conflicts
 
 
+def dispatch_gap(point: NativePoint, seen: list[CudagraphObservation]) -> str:
+    """What the observed graph dispatch of a point's samples leaves open; empty when it is what its point expects.
+
+    vLLM's statistics name the mode as `FULL` or `CUDAGraphMode.FULL`, by release.
+    """
+    if any(sample.status == "unavailable" for sample in seen):
+        return "unobserved"
+    found = {(str(sample.runtime_mode).rsplit(".", 1)[-1], sample.num_paddings) for sample in seen}
+    expected = {(point.expected_cudagraph_mode, point.padding_tokens or 0)}
+    if found == expected:
+        return ""
+    return f"{sorted(found)} (mode, padding) instead of {sorted(expected)}"
+
+
 def gaps_of(files: CellFiles) -> list[str]:
-    """What the artifact does not establish; reported, never a reason to refuse."""
-    eager = files.cell.identity.engine.enforce_eager
-    unobserved = {
-        row.point.benchmark_id
-        for artifact in files.artifacts
-        for row in artifact.results
-        for fpm in row.fpms
-        if fpm.benchmark_measurement is not UNSET
-        for raw in fpm.benchmark_measurement.raw_fpms
-        if raw.benchmark_sample.cudagraph.status == "unavailable"
-    }
-    return [f"graph dispatch unobserved at {len(unobserved)} points"] if unobserved and not eager else []
+    """What the artifacts do not establish; reported, never a reason to refuse."""
+    if files.cell.identity.engine.enforce_eager:
+        return []
+    points: dict[str, set[int]] = {}
+    for artifact in files.artifacts:
+        for row in artifact.results:
+            for fpm in row.fpms:
+                if fpm.benchmark_measurement is not UNSET:
+                    seen = [raw.benchmark_sample.cudagraph for raw in fpm.benchmark_measurement.raw_fpms]
+                    points.setdefault(dispatch_gap(row.point, seen), set()).add(row.point.benchmark_id)
+    return [f"graph dispatch {gap} at {len(ids)} points" for gap, ids in sorted(points.items()) if gap]
 
 
 def verify(files: CellFiles) -> CellEvidence:
