@@ -1,13 +1,17 @@
 """Figures of a whole project, for `make bench`: writes results/bench.json.
 
+Sections: `measuring` (demo, producer, repeat, seeding) and `planning` (plan and oracle; after `make demo`).
+
 demo.*             a demo campaign from nothing, in a copy of the project: all seconds, engine starts apart
 producer.*         of each demo cell: the part of the time that is idle, our own microseconds in a measured decode step
-                   at batch 8, seeding, seconds by kind of step; seeding of the 577-point list on the engine's scheduler
+                   at batch 8, seeding, seconds by kind of step
+seeding_of_the_577_points.*  on the engine's own scheduler, without a model
 repeat.*           the demo three times: how far the retained values of the same point lie apart
 plan.*             planning 1,000 and 10,000 cells and the GLM list; parsing and a dry run of 1,000 cells
 oracle.*           the proof of planned points against the engine's own scheduler
 """
 
+import argparse
 import json
 import os
 import shutil
@@ -15,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import yaml
@@ -218,31 +223,38 @@ def bench_oracle() -> dict[str, float]:
     return {"points": proof.points, "points_per_second": proof.points / proof.seconds}
 
 
-def main() -> None:
-    with tempfile.TemporaryDirectory() as temporary:
-        demo_folder = Path(temporary) / "demo"
-        demo_folder.mkdir()
-        demo = bench_demo(demo_folder)
-        repeats = [demo_folder / "results" / "cpu-demo"]
-        for number in (2, 3):
-            again = Path(temporary) / f"demo{number}"
-            again.mkdir()
-            bench_demo(again)
-            repeats.append(again / "results" / "cpu-demo")
-        wide = Path(temporary) / "wide"
-        wide.mkdir()
-        plan = bench_plan(wide, demo_folder / "results" / "cpu-demo")
-        os.chdir(ROOT)
-        producer = bench_producer(repeats[0])
-        repeat = bench_repeats(repeats)
-    figures = {
-        "demo": demo,
-        "producer": producer | {"seeding_of_the_577_points": bench_seeding()},
-        "repeat": repeat,
-        "plan": plan,
-        "oracle": bench_oracle(),
+def bench_measuring(folder: Path) -> dict[str, object]:
+    """The demo three times over."""
+    roots = []
+    for number in range(3):
+        (folder / str(number)).mkdir()
+        figures = bench_demo(folder / str(number))
+        roots.append((figures, folder / str(number) / "results" / "cpu-demo"))
+    return {
+        "demo": roots[0][0],
+        "producer": bench_producer(roots[0][1]),
+        "repeat": bench_repeats([root for _, root in roots]),
+        "seeding_of_the_577_points": bench_seeding(),
     }
+
+
+def bench_planning(folder: Path) -> dict[str, object]:
+    return {"plan": bench_plan(folder, ROOT / "results" / "cpu-demo"), "oracle": bench_oracle()}
+
+
+SECTIONS: dict[str, Callable[[Path], dict[str, object]]] = {"measuring": bench_measuring, "planning": bench_planning}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("sections", nargs="*", default=list(SECTIONS), help=" ".join(SECTIONS))
+    arguments = parser.parse_args()
     target = ROOT / "results" / "bench.json"
+    figures: dict[str, object] = json.loads(target.read_text()) if target.exists() else {}
+    for section in arguments.sections:
+        with tempfile.TemporaryDirectory() as temporary:
+            figures |= SECTIONS[section](Path(temporary))
+        os.chdir(ROOT)
     target.parent.mkdir(exist_ok=True)
     target.write_bytes(json.dumps(figures, indent=2).encode())
     print(json.dumps(figures, indent=2))
