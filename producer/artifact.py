@@ -273,7 +273,7 @@ def assemble(cell: FrozenCell, journal: Journal, dp_rank: int) -> RankArtifact:
         synthetic_prompts={"mode": "seeded_tokens", "vocab_size": cell.vocab_size},
         capacity={"common": _common_capacity(last.ranks)},
         cudagraph=cudagraph,
-        engine=own.engine,
+        engine=own.engine | {"device_name": own.device_name},
         results=rows,
         iteration_groups=groups,
         skipped_points=[],

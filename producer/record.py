@@ -12,6 +12,7 @@ from typing import Any
 from producer.adapters import Adapter, pins_digest
 from producer.contracts import CONTRACTS, GLM53FLASH, REAL_SEED_PROTOCOL
 from producer.releases import accepted_producer_digests
+from producer.session import SAMPLING_TEMPERATURE
 from producer.source_digest import producer_digest
 from schemas.errors import Refusal
 from schemas.plan import FrozenCell
@@ -62,6 +63,7 @@ def producer_record(cell: FrozenCell, adapter: Adapter) -> dict[str, Any]:
         "context_policy": CONTEXT_POLICY,
         "reduction": REDUCTION,
         "prompts_of_measurement": 1,
+        "sampling_temperature": SAMPLING_TEMPERATURE,
         "gc_policy": GC_POLICY,
     }
     if identity.contract == GLM53FLASH.name:

@@ -14,7 +14,7 @@ from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request
 
 from producer.lockstep import Lockstep
-from producer.session import Chunk, Conversation, MeasurementFailed, RequestSpec, Spent, Step
+from producer.session import SAMPLING_TEMPERATURE, Chunk, Conversation, MeasurementFailed, RequestSpec, Spent, Step
 from schemas.native import CudagraphObservation
 
 UNOBSERVED = CudagraphObservation(status="unavailable")
@@ -189,7 +189,9 @@ class BenchmarkScheduler(Scheduler):
         return Request(
             request_id=f"passgrid-{self._requests}-{spec.slot}",
             prompt_token_ids=spec.prompt.tolist(),
-            sampling_params=SamplingParams(temperature=0.0, max_tokens=spec.max_tokens, ignore_eos=True),
+            sampling_params=SamplingParams(
+                temperature=SAMPLING_TEMPERATURE, max_tokens=spec.max_tokens, ignore_eos=True
+            ),
             pooling_params=None,
             block_hasher=self._prefixes.hasher(spec),
         )

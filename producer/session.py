@@ -25,6 +25,9 @@ DECODE_MAX_TOKENS = 3
 """The prefill's token, the first decode step's, and the second decode step's: the measured one."""
 
 
+SAMPLING_TEMPERATURE = 1.0
+"""As servers and Dynamo's self-benchmark sample. A step ends with sampling, and greedy sampling is the cheaper one."""
+
 SEED_ROUNDS = 3
 """How often lost prefixes are seeded before a repetition: in a tight pool one slot's seed can cost another's prefix."""
 

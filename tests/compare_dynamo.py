@@ -33,6 +33,9 @@ ROOT = Path(__file__).parent.parent
 CAMPAIGN, DEPLOYMENT = "cpu-demo", "dense"
 ENGINES = ("one_process", "core_process", "worker_process")
 CLOSE = (0.9, 1.1)
+LOG_TAIL = 4000
+"""Characters of a failed child's output that are shown."""
+
 NAMED_OTHERWISE = {".engine.graph.resolution"}
 """Here the workers are asked for their graphs, there the launch; on the CPU both have none."""
 
@@ -127,7 +130,7 @@ def run_child(command: list[str], log: Path, environment: dict[str, str]) -> Non
             command, cwd=ROOT, env=os.environ | environment, stdout=output, stderr=output, timeout=600, check=False
         )
     if done.returncode:
-        sys.exit(log.read_text() + f"{' '.join(command)}: exit code {done.returncode}")
+        sys.exit(f"{log.read_text()[-LOG_TAIL:]}\n{' '.join(command)}: exit code {done.returncode}")
 
 
 def measure_ours(cell: FrozenCell, folder: Path) -> Artifact:

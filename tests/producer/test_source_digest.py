@@ -5,7 +5,6 @@ import os
 import re
 import shutil
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
@@ -254,9 +253,3 @@ def test_all_that_measuring_a_cell_loads_counts_or_is_excluded_for_a_reason():
     assert {"producer/scheduler.py", "producer/observe.py", "producer/session.py"} <= loaded
     proposing = {name for name in loaded if name.startswith("producer/grids/")}
     assert loaded - proposing - NOT_MEASURING.keys() <= set(measuring_modules())
-
-
-def test_the_digest_is_cheap():
-    began = time.perf_counter()
-    digest_of(ROOT)
-    assert time.perf_counter() - began < 0.3
