@@ -124,7 +124,7 @@ def test_a_line_of_the_journal_that_moved_with_its_receipt_is_found(prefill: Pat
         (lambda r: r["scheduled_requests"].update(num_decode_requests=9), "num_decode_requests expected"),
         (lambda r: r.update(basis="schedule_to_output"), "basis: expected inter_output, found schedule_to_output"),
         (lambda r: r.update(start_monotonic=-5.0), "interval: expected to rise from"),
-        (lambda r: r.update(forward_index=0), "forward_index: expected more than"),
+        (lambda r: r.update(forward_index=0), "forward_index: expected"),
         (
             lambda r: r["scheduled_requests"].update(var_decode_kv_tokens=9.0),
             "var_decode_kv_tokens expected 0.0, found 9",
@@ -261,7 +261,7 @@ def test_warm_ups_without_a_span_are_found(decode: Path):
         ),
         (lambda s: s["producer"].update(gc_policy="default"), "producer.gc_policy"),
         (lambda s: s["producer"].update(token_seed="54"), "producer.token_seed: expected 53, found 54"),
-        (lambda s: s["producer"].update(surprise=1), "producer.surprise: expected None, found 1"),
+        (lambda s: s["producer"].update(surprise=1), "producer.surprise: expected no such field, found 1"),
     ],
 )
 def test_an_engine_that_is_not_the_cells_is_found(decode: Path, change, finding):
