@@ -10,7 +10,7 @@ from producer.planning import AcceptedProfile, PlannedCampaign, plan_campaign
 from producer.resolving import profile_digest, read_campaign, resolve
 from schemas.canonical import digest, parse, read_bytes, sha256, short
 from schemas.errors import Refusal, refusing
-from schemas.layout import RESULTS, SCOPE_PREFIX, Layout, campaign_file, pair_folder, rank_file, scope_of
+from schemas.layout import RESULTS, SCOPE_PREFIX, Layout, campaign_file, pair_folder, rank_files, scope_of
 from schemas.plan import Scope, deployment_of
 from schemas.profile import Profile
 from schemas.request import Execution
@@ -136,7 +136,7 @@ class CampaignGraph:
     def rank_files(self, scope: str, cell: str) -> list[str]:
         """The artifacts of a cell's data-parallel ranks."""
         ranks = self.request.deployments[deployment_of(cell)].topology.dp
-        return [str(self.layout.cell(scope_of(scope), cell) / rank_file(rank)) for rank in range(ranks)]
+        return [str(file) for file in rank_files(self.layout.cell(scope_of(scope), cell), ranks)]
 
     def profile_of_cell(self, cell: str) -> str:
         """The profile that a cell was planned with."""

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Pulse(NamedTuple):
-    """`ready` is 1 once the engine runs, `steps` counts calls of the scheduler, `benchmark_id` is the current point's
+    """`ready` is 1 once the engine runs, `steps` counts forwards, `benchmark_id` is the current point's
     (0 before the first), `points` and `rejections` count what this session finished and rejected."""
 
     ready: int = 0

@@ -207,7 +207,7 @@ def _rejection(host: Host, reason: str) -> str:
 
 
 def _seed(
-    stream: TokenStream, host: Host, attempts: Attempts, shapes: tuple[RequestShape, ...], missing: list[int]
+    stream: TokenStream, attempts: Attempts, shapes: tuple[RequestShape, ...], missing: list[int]
 ) -> Generator[Submission, list[Step], tuple[list[SeedLine], Span, float]]:
     """Build the prefixes of the slots `missing`: one request a slot, all at once."""
     attempt = attempts.next()
@@ -286,7 +286,7 @@ def measure_point(
             missing = [r.slot for r in requests if host.cached_tokens(r) < shapes[r.slot].prefix]
             if not (missing := _agreed(host, missing)):
                 break
-            seeds, span, busy = yield from _seed(stream, host, attempts, shapes, missing)
+            seeds, span, busy = yield from _seed(stream, attempts, shapes, missing)
             record.seeds += seeds
             record.warmups.append(span)
             record.seconds["seeding"] += busy

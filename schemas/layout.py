@@ -65,3 +65,8 @@ class Layout:
 def rank_file(dp_rank: int) -> str:
     """Name of the artifact of a data-parallel rank in its cell's folder (Dynamo's rule)."""
     return f"benchmark_dp{dp_rank}.json" if dp_rank else "benchmark.json"
+
+
+def rank_files(folder: Path, ranks: int) -> list[Path]:
+    """The artifacts of all data-parallel ranks of a cell, in rank order."""
+    return [folder / rank_file(rank) for rank in range(ranks)]

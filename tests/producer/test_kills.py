@@ -29,7 +29,7 @@ from jobs import (
 
 from producer.journal import read_journal
 from schemas.canonical import read_model
-from schemas.layout import rank_file
+from schemas.layout import rank_files
 from schemas.native import CellReceipt, read_struct, write_struct
 from schemas.plan import FrozenCell
 
@@ -62,11 +62,6 @@ def moment(cell: Path, job: subprocess.Popen[bytes], chance: random.Random) -> N
         time.sleep(chance.uniform(0, 0.5))
 
 
-def rank_files(cell: Path) -> list[Path]:
-    frozen = read_model(FrozenCell, cell, "cell")
-    return [cell.parent / rank_file(rank) for rank in range(frozen.identity.topology.dp)]
-
-
 def check_finished(cell: Path, sessions_at_least: int) -> None:
     """The cell is whole: each point once, every session listed, and the judges find nothing."""
     frozen = read_model(FrozenCell, cell, "cell")
@@ -76,7 +71,8 @@ def check_finished(cell: Path, sessions_at_least: int) -> None:
     assert [session.session for session in receipt.sessions] == list(range(1, len(journal.sessions) + 1))
     assert sum(session.points for session in receipt.sessions) == len(journal.points)
     assert len(journal.sessions) >= sessions_at_least
-    write_struct(cell.parent / "merged.json", merge_files(frozen, cell.parent / "receipt.json", rank_files(cell)))
+    ranks = rank_files(cell.parent, frozen.identity.topology.dp)
+    write_struct(cell.parent / "merged.json", merge_files(frozen, cell.parent / "receipt.json", ranks))
     evidence = verify(read_cell(cell.parent))
     assert (evidence.state, evidence.failures) == ("recorded", ())
 

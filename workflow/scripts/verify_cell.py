@@ -24,7 +24,7 @@ from schemas.canonical import digest, read_bytes, read_model, sha256, write_mode
 from schemas.errors import Refusal, run
 from schemas.evidence import CellEvidence
 from schemas.journal import RankPoint
-from schemas.layout import rank_file
+from schemas.layout import rank_files
 from schemas.native import (
     CellReceipt,
     CudagraphObservation,
@@ -56,12 +56,12 @@ class CellFiles(NamedTuple):
 
     @property
     def rank_files(self) -> list[Path]:
-        return [self.folder / rank_file(rank) for rank in range(self.cell.identity.topology.dp)]
+        return rank_files(self.folder, self.cell.identity.topology.dp)
 
 
 def read_cell(folder: Path) -> CellFiles:
     cell = read_model(FrozenCell, folder / "cell.json", "frozen cell")
-    ranks = [folder / rank_file(rank) for rank in range(cell.identity.topology.dp)]
+    ranks = rank_files(folder, cell.identity.topology.dp)
     return CellFiles(
         folder,
         cell,
