@@ -1,9 +1,12 @@
 """Canonical JSON, digests, and the two edges to the disk: strict reading, atomic writing."""
 
+import contextlib
 import hashlib
 import json
 import os
 import tempfile
+from collections.abc import Iterator
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -50,11 +53,50 @@ def short(full: str) -> str:
     return full[:SHORT]
 
 
+_reads: ContextVar[dict[str, str] | None] = ContextVar("reads", default=None)
+ABSENT = "absent"
+"""In place of the digest of a file that is not there."""
+
+
+@contextlib.contextmanager
+def recording_reads() -> Iterator[dict[str, str]]:
+    """Path -> sha256 of every file that is read inside, `ABSENT` of one that is only looked for: what a result hangs on."""
+    reads: dict[str, str] = {}
+    token = _reads.set(reads)
+    try:
+        yield reads
+    finally:
+        _reads.reset(token)
+
+
+def _record(path: Path, found: str) -> None:
+    reads = _reads.get()
+    if reads is not None:
+        reads[str(path)] = found
+
+
+def file_digest(path: Path) -> str:
+    """sha256 of a file, or `ABSENT`."""
+    try:
+        return sha256(path.read_bytes())
+    except OSError:
+        return ABSENT
+
+
+def is_file(path: Path) -> bool:
+    """Whether a file is there. Whatever depends on the answer depends on its content too."""
+    found = file_digest(path) if _reads.get() is not None and path.is_file() else ABSENT
+    _record(path, found)
+    return path.is_file()
+
+
 def read_bytes(path: Path, what: str) -> bytes:
     try:
-        return path.read_bytes()
+        data = path.read_bytes()
     except OSError as error:
         raise Refusal(what, "a readable file", error.strerror, path) from None
+    _record(path, sha256(data))
+    return data
 
 
 def read_json(path: Path, what: str) -> Any:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from schemas.canonical import Strict, digest, read_json
+from schemas.canonical import Strict, digest, is_file, read_json
 from schemas.errors import Refusal
 from schemas.footprint import Footprint, footprint
 from schemas.quantization import SIDECAR, Quantization, detect
@@ -148,10 +148,10 @@ def read_model_config(folder: Path) -> ModelConfig:
             a quantization without a label.
     """
     file, beside = folder / "config.json", folder / SIDECAR
-    if not file.is_file():
+    if not is_file(file):
         raise Refusal("model", "a folder with a config.json", "none", folder)
     root = _read_object(file, "model config")
-    sidecar = _read_object(beside, "quantization sidecar") if beside.exists() else None
+    sidecar = _read_object(beside, "quantization sidecar") if is_file(beside) else None
 
     architectures = root.get("architectures")
     if not isinstance(architectures, list) or not architectures or not isinstance(architectures[0], str):

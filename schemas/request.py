@@ -1,8 +1,9 @@
 """A campaign: the file a person writes, and the request it resolves to."""
 
-from typing import Annotated, Literal, Self
+import re
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, StringConstraints, model_validator
+from pydantic import BeforeValidator, Field, StringConstraints, model_validator
 
 from schemas.canonical import Strict
 from schemas.launch import (
@@ -74,21 +75,60 @@ class Grid(Strict):
     samples: SampleLimits = SampleLimits()
 
 
+def _form(pattern: str, words: str) -> BeforeValidator:
+    """A string of a form that a person is told in words."""
+
+    def check(value: Any) -> Any:
+        if not isinstance(value, str) or not re.fullmatch(pattern, value):
+            raise ValueError(words)
+        return value
+
+    shown: Any = Annotated[str, StringConstraints(pattern=f"^{pattern}$")]
+    return BeforeValidator(check, json_schema_input_type=shown)
+
+
+SiteName = Annotated[str, _form(r"[A-Za-z0-9][A-Za-z0-9_.,@+-]*", "a name of letters, digits and . , _ @ + -")]
+"""A partition or an account: it becomes a word of the cluster's own command line."""
+Gres = Annotated[str, _form(r"gpu:([A-Za-z0-9_.-]+:)?[1-9][0-9]*", "gpu:<n> or gpu:<type>:<n>, without inner quotes")]
+Runtime = Annotated[str, _form(r"[1-9][0-9]*[mhd]", "minutes, hours or days, such as 90m, 4h or 2d")]
+VariableName = Annotated[str, _form(r"[A-Za-z_][A-Za-z0-9_]*", "the name of an environment variable, without a value")]
+Mount = Annotated[str, _form(r"/[^:\x00-\x1f]*:/[^:\x00-\x1f]*(:ro|:rw)?", "/outside:/inside, with :ro or :rw or neither")]
+Image = Annotated[str, _form(r"[^-\x00-\x1f][^\x00-\x1f]*", "a path, or a reference such as docker://name:tag")]
+MINUTES = {"m": 1, "h": 60, "d": 24 * 60}
+
+
+class Container(Strict):
+    """Image in which engines run, and folders of the machine that they see in it beside the project's own."""
+
+    runtime: Literal["apptainer", "pyxis"]
+    image: Image
+    mounts: tuple[Mount, ...] = ()
+
+
 class Execution(Strict):
     """Where GPU rules run. Determines no number, so no digest of a measurement covers it.
 
-    `gres` is `gpu:<n>` or `gpu:<type>:<n>`, with n the GPUs of the deployment (tp x dp). An engine that does not run
-    after `start_timeout_seconds`, or takes longer than `step_timeout_seconds` for one step, is ended as hanging.
+    `gres` is `gpu:<n>` or `gpu:<type>:<n>`, with n the GPUs of the deployment on each of `nodes` machines. `runtime`
+    is the job's limit. `environment` names variables that a container gets from the job; their values are written
+    nowhere. An engine that does not run after `start_timeout_seconds`, or takes longer than `step_timeout_seconds` for
+    one step, is ended as hanging.
     """
 
-    partition: str | None = None
-    account: str | None = None
-    gres: Annotated[str, StringConstraints(pattern=r"^gpu:([A-Za-z0-9_]+:)?[1-9][0-9]*$")] | None = None
+    partition: SiteName | None = None
+    account: SiteName | None = None
+    gres: Gres | None = None
+    nodes: Positive = 1
     cpus_per_task: Positive = 1
     mem_mb: Positive = 8000
-    runtime_minutes: Positive = 240
+    runtime: Runtime = "4h"
+    container: Container | None = None
+    environment: tuple[VariableName, ...] = ()
     start_timeout_seconds: Positive = 3600
     step_timeout_seconds: Positive = 600
+
+    @property
+    def runtime_minutes(self) -> int:
+        return int(self.runtime[:-1]) * MINUTES[self.runtime[-1]]
 
 
 class Deployment(Strict):
