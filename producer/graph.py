@@ -6,14 +6,17 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from producer.planning import AcceptedProfile, PlannedCampaign, plan_campaign
+import msgspec
+
+from producer.planning import AcceptedProfile, PlannedCampaign, freeze_deployment, plan_campaign
 from producer.resolving import profile_digest, read_campaign, resolve
-from schemas.canonical import digest, parse, read_bytes, sha256, short
-from schemas.errors import Refusal, refusing
-from schemas.layout import RESULTS, SCOPE_PREFIX, Layout, campaign_file, pair_folder, rank_files, scope_of
-from schemas.plan import Scope, deployment_of
+from schemas.canonical import canonical_bytes, digest, file_digest, is_file, parse, read_bytes, sha256, short
+from schemas.errors import Refusal
+from schemas.layout import RESULTS, SCOPE_PREFIX, Layout, campaign_file, pair_folder, rank_file, scope_of
+from schemas.plan import FrozenCell, Scope, deployment_of
 from schemas.profile import Profile
-from schemas.request import Execution
+from schemas.request import Campaign, Request
+from schemas.summary import CampaignSummary, CellSummary, DeploymentSummary, Job, PlanSummary, axes_of
 
 
 def read_profile(file: Path) -> AcceptedProfile:
@@ -25,33 +28,110 @@ def read_profile(file: Path) -> AcceptedProfile:
         raise Refusal("profile", "JSON", error, file) from None
 
 
-class CampaignGraph:
-    """The files of one campaign. Reads the campaign once; reads profiles when they are there."""
+def job_of(campaign: Campaign, deployment: str) -> Job:
+    """What the jobs of a deployment ask for: its own execution block, or the campaign's."""
+    execution = campaign.deployments[deployment].execution or campaign.execution
+    return Job(**{field: getattr(execution, field) for field in Job.__struct_fields__})
+
+
+def summary_of_campaign(campaign: Campaign, request: Request) -> CampaignSummary:
+    return CampaignSummary(
+        request_digest=digest(request),
+        system=request.system.name,
+        embedded=request.system.embedded,
+        backend=request.backend,
+        backend_version=request.backend_version,
+        acceptance=campaign.acceptance,
+        deployments={
+            name: DeploymentSummary(
+                model=deployment.model,
+                phases=deployment.phases,
+                dp=deployment.topology.dp,
+                gpus=deployment.topology.gpus,
+                profile_digest=profile_digest(request, deployment),
+                job=job_of(campaign, name),
+                profile=deployment.profile,
+                points=deployment.points is not None,
+            )
+            for name, deployment in request.deployments.items()
+        },
+    )
+
+
+def summary_of_plan(planned: PlannedCampaign) -> PlanSummary:
+    return PlanSummary(
+        digest=planned.digest,
+        profiles={name: deployment.profile_sha256 for name, deployment in planned.plan.deployments.items()},
+        cells=[
+            CellSummary(
+                name=entry.name,
+                deployment=entry.deployment,
+                phase=entry.phase,
+                points=entry.points,
+                axes=axes_of(entry.phase, planned.cells[entry.name].points.points()),
+                identity=msgspec.Raw(canonical_bytes(planned.cells[entry.name].identity)),
+            )
+            for entry in planned.plan.cells
+        ],
+    )
+
+
+JOB_RESOURCES = {
+    "cpus_per_task": "cpus_per_task",  # Snakemake cuts threads to the driver's cores, not these
+    "mem_mb": "mem_mb",
+    "runtime": "runtime_minutes",
+    "nodes": "nodes",
+    "slurm_partition": "partition",
+    "slurm_account": "account",
+    "gres": "gres",
+    "start_timeout": "start_timeout_seconds",
+    "step_timeout": "step_timeout_seconds",
+}
+"""Resource of a job, as Snakemake and its executors call it -> field of `Job`."""
+
+
+class CampaignFiles:
+    """The files of one campaign, by its summaries."""
 
     def __init__(self, campaign: str, results: Path = RESULTS) -> None:
         self.name = campaign
         self.file = campaign_file(campaign)
         self.layout = Layout(campaign, results)
-        self.campaign = read_campaign(self.file)
-        self.request = resolve(self.campaign, self.file)
-        self.probes = {
-            name: profile_digest(self.request, deployment) for name, deployment in self.request.deployments.items()
-        }
-        self._planned: dict[tuple[str, tuple[tuple[str, str], ...]], PlannedCampaign] = {}
+
+    @cached_property
+    def summary(self) -> CampaignSummary:
+        raise NotImplementedError
+
+    def plan_summary(self, scope: Scope) -> PlanSummary:
+        raise NotImplementedError
 
     @cached_property
     def request_file(self) -> str:
-        return str(self.layout.request(digest(self.request)))
+        return str(self.layout.request(self.summary.request_digest))
+
+    @property
+    def request_name(self) -> str:
+        return short(self.summary.request_digest)
+
+    @property
+    def system(self) -> str:
+        return self.summary.system
 
     @property
     def deployments(self) -> list[str]:
-        return list(self.request.deployments)
+        return list(self.summary.deployments)
+
+    def deployment(self, name: str) -> DeploymentSummary:
+        if name not in self.summary.deployments:
+            raise Refusal("deployment", f"one of {', '.join(self.deployments)}", name, self.file)
+        return self.summary.deployments[name]
 
     def profile_file(self, deployment: str) -> Path:
         """The declared profile, or the one that is imported from a probe."""
-        if (declared := self.request.deployments[deployment].profile) is not None:
-            return Path(declared)
-        return self.layout.profile(deployment, self.probes[deployment])
+        summary = self.deployment(deployment)
+        if summary.profile is not None:
+            return Path(summary.profile)
+        return self.layout.profile(deployment, summary.profile_digest)
 
     @property
     def profile_files(self) -> list[str]:
@@ -59,54 +139,44 @@ class CampaignGraph:
 
     def probe_files(self, deployment: str) -> list[str]:
         """The probe records that a profile is imported from."""
-        phases = self.request.deployments[deployment].phases
-        return [str(self.layout.probe(deployment, self.probes[deployment], phase)) for phase in phases]
+        summary = self.deployment(deployment)
+        return [str(self.layout.probe(deployment, summary.profile_digest, phase)) for phase in summary.phases]
 
     @property
-    def missing_profiles(self) -> list[dict[str, str]]:
-        """Wildcards of the profiles that are not imported yet."""
-        return [
-            {"deployment": name, "probe": short(self.probes[name])}
-            for name in self.deployments
-            if not self.profile_file(name).exists()
-        ]
+    def missing_profiles(self) -> list[str]:
+        """Deployments whose profile is not there yet."""
+        return [name for name in self.deployments if not is_file(self.profile_file(name))]
 
     def is_accepted(self, deployment: str, profile_sha256: str) -> bool:
-        acceptance = self.campaign.acceptance
+        acceptance = self.summary.acceptance
         return acceptance == "auto" or acceptance.get(deployment) == profile_sha256
 
     @property
     def unaccepted(self) -> list[str]:
         """Markers of the imported profiles that no person has accepted; making one refuses and names the digest."""
+        if self.summary.acceptance == "auto":
+            return []
         return [
-            str(self.layout.profile(name, self.probes[name]).with_suffix(".accepted"))
+            str(self.layout.profile(name, self.summary.deployments[name].profile_digest).with_suffix(".accepted"))
             for name in self.deployments
-            if not self.is_accepted(name, read_profile(self.profile_file(name)).sha256)
+            if not self.is_accepted(name, file_digest(self.profile_file(name)))
         ]
 
-    def require_accepted(self) -> None:
+    def require_accepted(self, *deployments: str) -> None:
         """Nothing is measured or finalized on a profile that nobody accepted, whatever target was asked for.
 
         Raises:
             Refusal: the deployment, and the digest that its acceptance would name.
         """
-        for name in self.deployments:
+        for name in deployments or self.deployments:
             imported = read_profile(self.profile_file(name)).sha256
             if not self.is_accepted(name, imported):
                 raise Refusal(
                     f"acceptance.{name}", f"the digest of its profile {imported}", "another or none", self.file
                 )
 
-    def planned(self, scope: Scope) -> PlannedCampaign:
-        """The plan, computed anew only when a profile has changed."""
-        profiles = {name: read_profile(self.profile_file(name)) for name in self.deployments}
-        key = (scope, tuple((name, profile.sha256) for name, profile in profiles.items()))
-        if key not in self._planned:
-            self._planned[key] = plan_campaign(self.request, profiles, scope, str(self.file))
-        return self._planned[key]
-
     def plan_folder(self, scope: Scope) -> Path:
-        return self.layout.plan(scope, self.planned(scope).digest)
+        return self.layout.plan(scope, self.plan_summary(scope).digest)
 
     def targets(self, scope: Scope, names: tuple[str, ...], of_cells: tuple[str, ...]) -> list[str]:
         """Files below the plan's folder and of its cells; before acceptance, what a person has to accept.
@@ -120,8 +190,8 @@ class CampaignGraph:
 
     def pair(self, plan_folder: str) -> str:
         """Folder of the published pair of a plan."""
-        request = self.request
-        return str(pair_folder(plan_folder, request.system.name, request.backend, request.backend_version))
+        summary = self.summary
+        return str(pair_folder(plan_folder, summary.system, summary.backend, summary.backend_version))
 
     def of_deployments(self, prefix: str) -> list[str]:
         """The point list and the accepted profile of every deployment, below a plan's folder."""
@@ -130,49 +200,89 @@ class CampaignGraph:
     def of_cells(self, scope: str, *names: str) -> list[str]:
         """One or more files of every cell of a scope's plan; `scope` is the path's prefix, "" or "smoke/"."""
         which = scope_of(scope)
-        cells = self.planned(which).plan.cells
-        return [str(self.layout.cell(which, cell.name) / name) for cell in cells for name in names]
+        folder = str(self.layout.cells(which))
+        return [f"{folder}/{cell.name}/{name}" for cell in self.plan_summary(which).cells for name in names]
 
-    def rank_files(self, scope: str, cell: str) -> list[str]:
-        """The artifacts of a cell's data-parallel ranks."""
-        ranks = self.request.deployments[deployment_of(cell)].topology.dp
-        return [str(file) for file in rank_files(self.layout.cell(scope_of(scope), cell), ranks)]
+    @property
+    def rank_files(self) -> str | Callable[[Any], list[str]]:
+        """The artifacts of a cell's data-parallel ranks: a pattern while no deployment has more than one."""
+        pattern = f"{self.layout.root}/{{scope}}cells/{{cell}}"
+        if all(deployment.dp == 1 for deployment in self.summary.deployments.values()):
+            return f"{pattern}/{rank_file(0)}"
 
-    def profile_of_cell(self, cell: str) -> str:
-        """The profile that a cell was planned with."""
-        return str(self.profile_file(deployment_of(cell)))
+        def files(wildcards: Any) -> list[str]:
+            ranks = self.deployment(deployment_of(wildcards.cell)).dp
+            return [f"{pattern}/{rank_file(rank)}".format(**wildcards) for rank in range(ranks)]
+
+        return files
 
     @property
     def probe_machine(self) -> int:
         """The `machine` resource of a probe: engines on one GPU never overlap; on the CPU a probe may."""
-        return 0 if self.request.system.embedded else 1
+        return 0 if self.summary.embedded else 1
 
-    def execution(self, deployment: str) -> Execution:
-        """Where the engines of a deployment run: its own block, or the campaign's."""
-        return self.campaign.deployments[deployment].execution or self.campaign.execution
+    @cached_property
+    def resources(self) -> dict[str, Any]:
+        """What the job of a probe or a cell asks for, by Snakemake's name of it; what nobody asks for is left out.
 
-    def resource(self, field: str) -> Callable[[Any], Any]:
-        """Function of a job's wildcards: a field of its deployment's execution block (None: not asked for)."""
+        A value is the same for all deployments, or a function of the wildcards: Snakemake takes half a millisecond to
+        call one, for each of thousands of cells.
+        """
+        asked = {}
+        for resource, field in JOB_RESOURCES.items():
+            values = {getattr(deployment.job, field) for deployment in self.summary.deployments.values()}
+            if values != {None}:
+                asked[resource] = values.pop() if len(values) == 1 else self._of_deployment(field)
+        return asked
 
+    def _of_deployment(self, field: str) -> Callable[[Any], Any]:
         def value(wildcards: Any) -> Any:
-            deployment = getattr(wildcards, "deployment", None) or deployment_of(wildcards.cell)
-            return getattr(self.execution(deployment), field)
+            name = getattr(wildcards, "deployment", None) or deployment_of(wildcards.cell)
+            return getattr(self.deployment(name).job, field)
 
         return value
 
 
-class ParsedCampaign(CampaignGraph):
-    """The graph as the Snakefile holds it: a refusal ends the parse with its one line."""
+class CampaignGraph(CampaignFiles):
+    """The whole campaign: read once, planned only as far as it is asked for."""
 
-    def __init__(self, campaign: str) -> None:
-        with refusing():
-            super().__init__(campaign)
+    def __init__(self, campaign: str, results: Path = RESULTS) -> None:
+        super().__init__(campaign, results)
+        self.campaign = read_campaign(self.file)
+        self.request = resolve(self.campaign, self.file)
+        self._planned: dict[tuple[str, tuple[tuple[str, str], ...]], PlannedCampaign] = {}
+
+    @cached_property
+    def summary(self) -> CampaignSummary:
+        return summary_of_campaign(self.campaign, self.request)
 
     def planned(self, scope: Scope) -> PlannedCampaign:
-        with refusing():
-            return super().planned(scope)
+        """The plan, computed anew only when a profile has changed."""
+        profiles = {name: read_profile(self.profile_file(name)) for name in self.deployments}
+        key = (scope, tuple((name, profile.sha256) for name, profile in profiles.items()))
+        if key not in self._planned:
+            self._planned[key] = plan_campaign(self.request, profiles, scope, str(self.file))
+        return self._planned[key]
 
-    @property
-    def unaccepted(self) -> list[str]:
-        with refusing():
-            return super().unaccepted
+    def plan_summary(self, scope: Scope) -> PlanSummary:
+        return summary_of_plan(self.planned(scope))
+
+    def plan_folder(self, scope: Scope) -> Path:
+        return self.layout.plan(scope, self.planned(scope).digest)
+
+    def frozen_cell(self, scope: Scope, name: str) -> FrozenCell:
+        """One cell of the plan, without planning the others.
+
+        Raises:
+            Refusal: the campaign has no such cell, or none of its deployment on an accepted profile.
+        """
+        deployment = deployment_of(name)
+        if deployment not in self.request.deployments:
+            raise Refusal("deployment of the cell", f"one of {', '.join(self.deployments)}", name, self.file)
+        self.require_accepted(deployment)
+        profile = read_profile(self.profile_file(deployment))
+        cells = freeze_deployment(self.request, deployment, profile, scope, str(self.file)).cells
+        for cell in cells:
+            if cell.name == name:
+                return cell
+        raise Refusal("cell", f"one of {', '.join(cell.name for cell in cells)}", name, self.file)

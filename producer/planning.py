@@ -191,48 +191,56 @@ def freeze_cells(
     return cells
 
 
-def plan_campaign(request: Request, profiles: dict[str, AcceptedProfile], scope: Scope, file: str) -> PlannedCampaign:
-    """Freeze points and cells of every deployment of `request`.
+class FrozenDeployment(NamedTuple):
+    """What a plan holds of one deployment."""
+
+    plan: DeploymentPlan
+    manifest: PointManifest
+    cells: list[FrozenCell]
+
+
+def freeze_deployment(
+    request: Request, name: str, accepted: AcceptedProfile, scope: Scope, file: str
+) -> FrozenDeployment:
+    """Freeze points and cells of one deployment: no other one has a say in them.
 
     Raises:
         Refusal: a profile of another launch, a phase without a point that could run, an explicit point that cannot.
     """
+    deployment = request.deployments[name]
+    check_profile(name, deployment, accepted.profile, file)
+    origin, planned = plan_points(name, deployment, accepted.profile, file)
+    manifest = planned.manifest
+    if scope == "smoke":
+        manifest = grids.smoke(origin, manifest, accepted.profile)
+    plan = DeploymentPlan(
+        model=deployment.model,
+        probe_digest=profile_digest(request, deployment),
+        profile_sha256=accepted.sha256,
+        points_sha256=digest(manifest),
+        origin=origin,
+        prefill_points=len(manifest.prefill),
+        decode_points=len(manifest.decode),
+        dropped=planned.dropped,
+        contract=deployment.contract,
+        peak_blocks=planned.peak_blocks,
+        estimated_blocks=planned.estimated_blocks,
+        free_blocks=accepted.profile.free_blocks,
+    )
+    return FrozenDeployment(plan, manifest, freeze_cells(request, name, deployment, accepted.profile, manifest))
+
+
+def plan_campaign(request: Request, profiles: dict[str, AcceptedProfile], scope: Scope, file: str) -> PlannedCampaign:
+    """Freeze points and cells of every deployment of `request`.
+
+    Raises:
+        Refusal: of a deployment, or of deployments that do not go together.
+    """
     check_checkpoints(request, profiles, file)
-    deployments, manifests, cells, entries = {}, {}, {}, []
-    for name, deployment in sorted(request.deployments.items()):
-        accepted = profiles[name]
-        check_profile(name, deployment, accepted.profile, file)
-        origin, planned = plan_points(name, deployment, accepted.profile, file)
-        manifest = planned.manifest
-        if scope == "smoke":
-            manifest = grids.smoke(origin, manifest, accepted.profile)
-        manifests[name] = manifest
-        deployments[name] = DeploymentPlan(
-            model=deployment.model,
-            probe_digest=profile_digest(request, deployment),
-            profile_sha256=accepted.sha256,
-            points_sha256=digest(manifest),
-            origin=origin,
-            prefill_points=len(manifest.prefill),
-            decode_points=len(manifest.decode),
-            dropped=planned.dropped,
-            contract=deployment.contract,
-            peak_blocks=planned.peak_blocks,
-            estimated_blocks=planned.estimated_blocks,
-            free_blocks=accepted.profile.free_blocks,
-        )
-        for cell in freeze_cells(request, name, deployment, accepted.profile, manifest):
-            cells[cell.name] = cell
-            entries.append(
-                CellEntry(
-                    name=cell.name,
-                    deployment=name,
-                    phase=cell.identity.phase,
-                    digest=cell.digest,
-                    points_sha256=cell.identity.points_sha256,
-                    points=len(cell.points.points()),
-                )
-            )
+    frozen = {
+        name: freeze_deployment(request, name, profiles[name], scope, file) for name in sorted(request.deployments)
+    }
+    cells = [cell for deployment in frozen.values() for cell in deployment.cells]
     plan = Plan(
         scope=scope,
         system=request.system.name,
@@ -240,7 +248,18 @@ def plan_campaign(request: Request, profiles: dict[str, AcceptedProfile], scope:
         backend=request.backend,
         backend_version=request.backend_version,
         runtime_backend_version=request.runtime_backend_version,
-        deployments=deployments,
-        cells=tuple(entries),
+        deployments={name: deployment.plan for name, deployment in frozen.items()},
+        cells=tuple(
+            CellEntry(
+                name=cell.name,
+                deployment=cell.deployment,
+                phase=cell.identity.phase,
+                digest=cell.digest,
+                points_sha256=cell.identity.points_sha256,
+                points=len(cell.points.points()),
+            )
+            for cell in cells
+        ),
     )
-    return PlannedCampaign(plan, manifests, cells)
+    manifests = {name: deployment.manifest for name, deployment in frozen.items()}
+    return PlannedCampaign(plan, manifests, {cell.name: cell for cell in cells})

@@ -19,6 +19,7 @@ from schemas.request import Campaign, Deployment, Request, ResolvedDeployment
 from schemas.system import System
 
 KV_ELEMENT_BYTES = {"bfloat16": 2, "half": 2, "fp8": 1, "int8": 1}
+SECRET_NAME = re.compile(r"TOKEN(?!IZER|S)|SECRET|PASSWORD|PASSWD|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY")
 LEAST_WEIGHT_BYTES = {"bfloat16": 2.0, "fp8": 1.0, "fp8_block": 1.0, "fp8_static": 1.0}
 """Precision label -> bytes of one element; of a label without an entry, at least half a byte."""
 
@@ -50,6 +51,7 @@ def resolve(campaign: Campaign, file: Path) -> Request:
     if isinstance(campaign.acceptance, dict):
         for name in sorted(campaign.acceptance.keys() - campaign.deployments.keys()):
             raise Refusal(f"acceptance.{name}", f"one of {', '.join(campaign.deployments)}", repr(name), file)
+    _check_environment(campaign, file)
     for name, deployment in campaign.deployments.items():
         _check_gres(name, deployment, campaign, file)
     _check_distinct(campaign, file)
@@ -65,6 +67,14 @@ def resolve(campaign: Campaign, file: Path) -> Request:
             for name, deployment in sorted(campaign.deployments.items())
         },
     )
+
+
+def _check_environment(campaign: Campaign, file: Path) -> None:
+    """The engine's environment is part of each cell's identity: its values are written down, so none is a secret."""
+    for name in campaign.environment:
+        if SECRET_NAME.search(name.upper()):
+            wanted = "its name alone, in execution.environment: what stands here is written into plans and artifacts"
+            raise Refusal(f"environment.{name}", wanted, "a value", file)
 
 
 def _check_gres(name: str, deployment: Deployment, campaign: Campaign, file: Path) -> None:

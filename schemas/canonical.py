@@ -60,11 +60,21 @@ ABSENT = "absent"
 
 @contextlib.contextmanager
 def recording_reads() -> Iterator[dict[str, str]]:
-    """Path -> sha256 of every file that is read inside, `ABSENT` of one that is only looked for: what a result hangs on."""
+    """Path -> sha256 of every file that is read inside; `ABSENT` of one that is looked for and not there."""
     reads: dict[str, str] = {}
     token = _reads.set(reads)
     try:
         yield reads
+    finally:
+        _reads.reset(token)
+
+
+@contextlib.contextmanager
+def not_recording() -> Iterator[None]:
+    """For a part whose reads are known without a record."""
+    token = _reads.set(None)
+    try:
+        yield
     finally:
         _reads.reset(token)
 
@@ -75,10 +85,11 @@ def _record(path: Path, found: str) -> None:
         reads[str(path)] = found
 
 
-def file_digest(path: Path) -> str:
+def file_digest(path: Path | str) -> str:
     """sha256 of a file, or `ABSENT`."""
     try:
-        return sha256(path.read_bytes())
+        with open(path, "rb") as file:  # noqa: PTH123 (thousands of files at each parse)
+            return sha256(file.read())
     except OSError:
         return ABSENT
 

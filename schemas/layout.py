@@ -58,8 +58,14 @@ class Layout:
     def plan(self, scope: Scope, digest: str) -> Path:
         return self.scope(scope) / f"plan-{short(digest)}"
 
+    def cells(self, scope: Scope) -> Path:
+        return self.scope(scope) / "cells"
+
     def cell(self, scope: Scope, name: str) -> Path:
-        return self.scope(scope) / "cells" / name
+        return self.cells(scope) / name
+
+    def log(self, rule: str, scope: Scope, name: str) -> Path:
+        return self.root / "logs" / f"{SCOPE_PREFIX[scope]}{rule}-{name}.log"
 
 
 def rank_file(dp_rank: int) -> str:

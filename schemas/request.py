@@ -92,8 +92,12 @@ SiteName = Annotated[str, _form(r"[A-Za-z0-9][A-Za-z0-9_.,@+-]*", "a name of let
 Gres = Annotated[str, _form(r"gpu:([A-Za-z0-9_.-]+:)?[1-9][0-9]*", "gpu:<n> or gpu:<type>:<n>, without inner quotes")]
 Runtime = Annotated[str, _form(r"[1-9][0-9]*[mhd]", "minutes, hours or days, such as 90m, 4h or 2d")]
 VariableName = Annotated[str, _form(r"[A-Za-z_][A-Za-z0-9_]*", "the name of an environment variable, without a value")]
-Mount = Annotated[str, _form(r"/[^:\x00-\x1f]*:/[^:\x00-\x1f]*(:ro|:rw)?", "/outside:/inside, with :ro or :rw or neither")]
+Mount = Annotated[
+    str, _form(r"/[^:,\x00-\x1f]*:/[^:,\x00-\x1f]*(:ro|:rw)?", "/outside:/inside, then :ro, :rw or neither")
+]
 Image = Annotated[str, _form(r"[^-\x00-\x1f][^\x00-\x1f]*", "a path, or a reference such as docker://name:tag")]
+ProfilePath = Annotated[str, _form(r"[^{}\x00-\x1f]+", "a path without braces and control characters")]
+"""An input of rules, where braces are wildcards."""
 MINUTES = {"m": 1, "h": 60, "d": 24 * 60}
 
 
@@ -146,7 +150,7 @@ class Deployment(Strict):
     engine: EngineSettings
     grid: Grid = Grid()
     points: str | None = None
-    profile: str | None = None
+    profile: ProfilePath | None = None
     warmup_iterations: NonNegative | None = None
     engram_residency: Name = "none"
     execution: Execution | None = None

@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import NamedTuple
 
@@ -43,6 +44,10 @@ class Workspace:
             r"^(?:local)?(?:rule|checkpoint) (\w+):\n(?:    input: .*\n)?(?:    output: (.*)\n)?", done.stdout, re.M
         )
         jobs = [Job(rule, output) for rule, output in jobs if rule not in ("all", "plan", "smoke")]
+        jobs += [
+            Job("collect_cell", f"{cell}/cell.json")
+            for cell in re.findall(r"^Job \d+: measure (\S+): ", done.stdout, re.M)
+        ]
         total = re.search(r"^total +(\d+)$", done.stdout, re.M)
         targets = len(re.findall(r"^(?:local)?rule (?:all|plan|smoke):$", done.stdout, re.M))
         assert len(jobs) == (int(total[1]) if total else 0) - targets, "the dry run was not read whole"
@@ -52,6 +57,11 @@ class Workspace:
         """Folder names of the probes and cells that a run would measure."""
         jobs = self.dry_run(*arguments)
         return sorted({Path(job.output.split(",")[0]).parent.name for job in jobs if job.rule in MEASURING})
+
+    def script(self, name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """One of the project's scripts, as a rule would run it."""
+        command = [sys.executable, f"workflow/scripts/{name}.py", *arguments]
+        return subprocess.run(command, cwd=self.root, capture_output=True, text=True, timeout=600, check=False)
 
     def edit(self, file: str, old: str, new: str) -> None:
         path = self.root / file

@@ -24,7 +24,7 @@ def shuffle_times(root: Path, seed: int) -> None:
 
 def test_a_fresh_clone_measures_everything(project: Workspace):
     jobs = project.dry_run()
-    assert sorted(job.rule for job in jobs) == ["import_profile"] * 3 + ["probe"] * 6 + ["resolve_request"]
+    assert sorted(job.rule for job in jobs) == ["import_profile"] * 3 + ["probe"] * 6 + ["profiles", "resolve_request"]
 
 
 def test_a_second_run_has_nothing_to_do(finished: Workspace):
@@ -57,7 +57,7 @@ def test_one_more_batch_size_measures_that_deployments_cell_and_reverting_measur
     assert measured not in before
     rules = {job.rule for job in finished.dry_run()}
     judged = {"merge_ranks", "verify_cell", "assess_readiness", "publish", "finalize", "report"}
-    assert judged < rules <= judged | {"resolve_request", "plan_campaign", "freeze_cell", "collect_cell"}
+    assert judged < rules <= judged | {"resolve_request", "plan_campaign", "collect_cell"}
     finished.edit(CAMPAIGN, more, hybrid_only)
     assert finished.dry_run() == []
 
@@ -234,8 +234,7 @@ def test_the_other_targets_stand_by_themselves(finished: Workspace, target: str)
     assert rules == (
         set() if target == "plan"
         else {
-            "plan_campaign",
-            "freeze_cell",
+            "plan_smoke",
             "collect_cell",
             "merge_ranks",
             "verify_cell",

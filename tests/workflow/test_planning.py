@@ -45,7 +45,7 @@ def test_a_dry_run_knows_every_cell_without_a_profile_to_probe(project: Workspac
 
 def test_the_smoke_list_of_the_original_is_frozen(project: Workspace):
     jobs = project.dry_run("smoke", "--config", f"campaign={GLM}")
-    target = next(job.output.split(", ")[0] for job in jobs if job.rule == "plan_campaign")
+    target = next(job.output.split(", ")[0] for job in jobs if job.rule == "plan_smoke")
     done = project.snakemake(target, "--config", f"campaign={GLM}")
     assert done.returncode == 0, done.stderr
     points = (project.root / target).with_name("points") / "tp4.json"
@@ -55,8 +55,10 @@ def test_the_smoke_list_of_the_original_is_frozen(project: Workspace):
 def test_cells_carry_their_execution_identity_and_contract(project: Workspace):
     plan(project, GLM)
     jobs = project.dry_run("smoke", "--config", f"campaign={GLM}")
-    target = next(job.output for job in jobs if job.rule == "freeze_cell")
-    assert project.snakemake(target, "--config", f"campaign={GLM}").returncode == 0
+    name = next(Path(job.output).parent.name for job in jobs if job.rule == "collect_cell")
+    target = "cell.json"
+    freeze = ["--campaign", f"config/campaigns/{GLM}.yaml", "--cell", name, "--scope", "smoke/", "--output", target]
+    assert project.script("freeze_cell", *freeze).returncode == 0
     identity = json.loads((project.root / target).read_text())["identity"]
     assert identity["contract"] == "glm53flash"
     assert identity["warmup_iterations"] == 0

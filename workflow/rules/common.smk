@@ -1,5 +1,5 @@
 # The campaign, read once, and the one function that waits for its profiles.
-from producer.graph import ParsedCampaign
+from producer.parsed import ParsedCampaign
 
 CAMPAIGN = ParsedCampaign(str(config["campaign"]))
 ROOT = str(CAMPAIGN.layout.root)
@@ -14,8 +14,10 @@ wildcard_constraints:
     scope="(smoke/)?",
     plan="[0-9a-f]{16}",
     probe="[0-9a-f]{16}",
+    request="[0-9a-f]{16}",
     rank="[1-9][0-9]*",
-    deployment="|".join(CAMPAIGN.deployments),
+    cell="(prefill|decode)-[A-Za-z0-9][A-Za-z0-9_.-]*",
+    deployment="[A-Za-z0-9][A-Za-z0-9_.-]*",
     phase="prefill|decode",
 
 
@@ -23,8 +25,8 @@ def after_import(scope, *names, of_cells=()):
     """Input function: files of the plan and its cells, as soon as every profile is there (a first run waits)."""
 
     def files(wildcards):
-        for missing in CAMPAIGN.missing_profiles:
-            checkpoints.import_profile.get(**missing)
+        if CAMPAIGN.missing_profiles:
+            checkpoints.profiles.get(request=CAMPAIGN.request_name)
         return CAMPAIGN.targets(scope, names, of_cells)
 
     return files

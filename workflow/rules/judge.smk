@@ -9,7 +9,7 @@ localrules:
 rule merge_ranks:
     input:
         cell=f"{ROOT}/{{scope}}cells/{{cell}}/cell.json",
-        ranks=lambda wildcards: CAMPAIGN.rank_files(wildcards.scope, wildcards.cell),
+        ranks=CAMPAIGN.rank_files,
         receipt=f"{ROOT}/{{scope}}cells/{{cell}}/receipt.json",
     output:
         f"{ROOT}/{{scope}}cells/{{cell}}/merged.json",
@@ -25,7 +25,7 @@ rule merge_ranks:
 rule verify_cell:
     input:
         cell=f"{ROOT}/{{scope}}cells/{{cell}}/cell.json",
-        ranks=lambda wildcards: CAMPAIGN.rank_files(wildcards.scope, wildcards.cell),
+        ranks=CAMPAIGN.rank_files,
         receipt=f"{ROOT}/{{scope}}cells/{{cell}}/receipt.json",
         merged=f"{ROOT}/{{scope}}cells/{{cell}}/merged.json",
     output:

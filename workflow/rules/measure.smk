@@ -2,38 +2,38 @@ localrules:
     rank_artifact,
 
 
-# One cell, one job, one engine start. The journal beside the outputs is no output: a failed or forced job keeps it,
-# and what is in it is never measured again.
+# One cell, one job, one engine start. No input: the digest in the path covers all that a cell depends on. The journal
+# beside the outputs is no output: a failed or forced job keeps it, and what is in it is never measured again.
 rule collect_cell:
-    input:
-        ancient(f"{ROOT}/{{scope}}cells/{{cell}}/cell.json"),
     output:
+        f"{ROOT}/{{scope}}cells/{{cell}}/cell.json",
         f"{ROOT}/{{scope}}cells/{{cell}}/benchmark.json",
         f"{ROOT}/{{scope}}cells/{{cell}}/receipt.json",
     log:
         f"{ROOT}/logs/{{scope}}collect-{{cell}}.log",
     conda:
         "../envs/engine.yaml"
-    threads: CAMPAIGN.resource("cpus_per_task")
+    threads: CAMPAIGN.resources["cpus_per_task"]
     resources:
+        **CAMPAIGN.resources,
         machine=1,
-        cpus_per_task=CAMPAIGN.resource("cpus_per_task"),  # threads are cut to the driver's cores
-        mem_mb=CAMPAIGN.resource("mem_mb"),
-        runtime=CAMPAIGN.resource("runtime_minutes"),
-        slurm_partition=CAMPAIGN.resource("partition"),
-        slurm_account=CAMPAIGN.resource("account"),
-        gres=CAMPAIGN.resource("gres"),
-        start_timeout=CAMPAIGN.resource("start_timeout_seconds"),
-        step_timeout=CAMPAIGN.resource("step_timeout_seconds"),
+        reason=CAMPAIGN.reason,  # for the dry run; a parameter that changes would measure anew
+    message:
+        "measure {wildcards.scope}{wildcards.cell}: {resources.reason}"
     shell:
-        "python -m producer.run_cell --cell {input} --start-timeout {resources.start_timeout}"
-        " --step-timeout {resources.step_timeout} 2> {log}"
+        f"python workflow/scripts/freeze_cell.py --campaign {CAMPAIGN.file}"
+        " --cell {wildcards.cell}"
+        " --scope '{wildcards.scope}' --output {output[0]} 2> {log}; "
+        f"python -m producer.launch --campaign {CAMPAIGN.file}"
+        " --cell {wildcards.cell} --"
+        " producer.run_cell --cell {output[0]} --start-timeout {resources.start_timeout}"
+        " --step-timeout {resources.step_timeout} 2>> {log}"
 
 
 # The artifacts of further data-parallel ranks: how many there are is the cell's affair, so they are no outputs above.
 rule rank_artifact:
     input:
-        cell=ancient(f"{ROOT}/{{scope}}cells/{{cell}}/cell.json"),
+        cell=f"{ROOT}/{{scope}}cells/{{cell}}/cell.json",
         receipt=f"{ROOT}/{{scope}}cells/{{cell}}/receipt.json",
     output:
         f"{ROOT}/{{scope}}cells/{{cell}}/benchmark_dp{{rank}}.json",

@@ -1,36 +1,33 @@
-# Frozen points and cells. Both are named by digest, so a change of the campaign makes new files and touches no old one.
+# The plan and its frozen points, named by digest: a change of the campaign makes new files and touches no old one.
 localrules:
     plan_campaign,
-    freeze_cell,
+    plan_smoke,
 
 
+# A rule a scope: these outputs are as many as the deployments, and Snakemake compares each file of a cell with all
+# outputs that begin like it.
 rule plan_campaign:
     input:
         CAMPAIGN.profile_files,
     output:
-        f"{ROOT}/{{scope}}plan-{{plan}}/plan.json",
-        CAMPAIGN.of_deployments(f"{ROOT}/{{scope}}plan-{{plan}}"),
+        f"{ROOT}/plan-{{plan}}/plan.json",
+        CAMPAIGN.of_deployments(f"{ROOT}/plan-{{plan}}"),
     log:
-        f"{ROOT}/logs/{{scope}}plan-{{plan}}.log",
+        f"{ROOT}/logs/plan-{{plan}}.log",
     conda:
         "../envs/judge.yaml"
+    params:
+        scope="formal",
     shell:
         f"python workflow/scripts/plan_campaign.py --campaign {CAMPAIGN.file}"
-        " --plan {wildcards.plan}"
-        " --scope '{wildcards.scope}' 2> {log}"
+        " --plan {wildcards.plan} --scope {params.scope} 2> {log}"
 
 
-# The profile is `ancient`: its digest-named path says all, and a new time stamp must not measure a cell again.
-rule freeze_cell:
-    input:
-        lambda wildcards: ancient(CAMPAIGN.profile_of_cell(wildcards.cell)),
+use rule plan_campaign as plan_smoke with:
     output:
-        f"{ROOT}/{{scope}}cells/{{cell}}/cell.json",
+        f"{ROOT}/smoke/plan-{{plan}}/plan.json",
+        CAMPAIGN.of_deployments(f"{ROOT}/smoke/plan-{{plan}}"),
     log:
-        f"{ROOT}/logs/{{scope}}freeze-{{cell}}.log",
-    conda:
-        "../envs/judge.yaml"
-    shell:
-        f"python workflow/scripts/freeze_cell.py --campaign {CAMPAIGN.file}"
-        " --cell {wildcards.cell}"
-        " --scope '{wildcards.scope}' --output {output} 2> {log}"
+        f"{ROOT}/logs/smoke/plan-{{plan}}.log",
+    params:
+        scope="smoke",

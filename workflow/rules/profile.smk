@@ -2,6 +2,7 @@
 localrules:
     resolve_request,
     import_profile,
+    profiles,
     accept,
 
 
@@ -25,23 +26,19 @@ rule probe:
         f"{ROOT}/logs/probe-{{deployment}}-{{probe}}-{{phase}}.log",
     conda:
         "../envs/engine.yaml"
-    threads: CAMPAIGN.resource("cpus_per_task")
+    threads: CAMPAIGN.resources["cpus_per_task"]
     resources:
+        **CAMPAIGN.resources,
         machine=CAMPAIGN.probe_machine,
-        cpus_per_task=CAMPAIGN.resource("cpus_per_task"),  # threads are cut to the driver's cores
-        mem_mb=CAMPAIGN.resource("mem_mb"),
-        runtime=CAMPAIGN.resource("runtime_minutes"),
-        slurm_partition=CAMPAIGN.resource("partition"),
-        slurm_account=CAMPAIGN.resource("account"),
-        gres=CAMPAIGN.resource("gres"),
-        start_timeout=CAMPAIGN.resource("start_timeout_seconds"),
     shell:
-        f"python -m producer.run_probe --campaign {CAMPAIGN.file}"
+        f"python -m producer.launch --campaign {CAMPAIGN.file}"
+        " --deployment {wildcards.deployment} --"
+        f" producer.run_probe --campaign {CAMPAIGN.file}"
         " --deployment {wildcards.deployment} --digest {wildcards.probe} --phase {wildcards.phase}"
         " --output {output} --start-timeout {resources.start_timeout} 2> {log}"
 
 
-checkpoint import_profile:
+rule import_profile:
     input:
         lambda wildcards: CAMPAIGN.probe_files(wildcards.deployment),
     output:
@@ -54,6 +51,21 @@ checkpoint import_profile:
         f"python workflow/scripts/import_profile.py --campaign {CAMPAIGN.file}"
         " --deployment {wildcards.deployment}"
         " --output {output} {input} 2> {log}"
+
+
+# A first run waits here until the cells are known. Once the profiles are there no run asks for it: a checkpoint has
+# Snakemake build the whole graph twice.
+checkpoint profiles:
+    input:
+        CAMPAIGN.profile_files,
+    output:
+        f"{ROOT}/profile/request-{{request}}.sha256",
+    log:
+        f"{ROOT}/logs/profiles-{{request}}.log",
+    conda:
+        "../envs/judge.yaml"
+    shell:
+        "sha256sum {input:q} > {output} 2> {log}"
 
 
 # In the graph only while the campaign file does not name the profile's digest: it then says which digest that is.

@@ -16,7 +16,7 @@ rule publish:
     output:
         f"{PAIR}/fpm_forward_perf.parquet",
         f"{PAIR}/fpm_forward_perf.metadata.json",
-        f"{ROOT}/plan-{{plan}}/systems/{CAMPAIGN.request.system.name}.yaml",
+        f"{ROOT}/plan-{{plan}}/systems/{CAMPAIGN.system}.yaml",
     log:
         f"{ROOT}/logs/publish-{{plan}}.log",
     conda:

@@ -12,8 +12,12 @@ def add_campaign(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--campaign", type=Path, required=True, help="campaign file")
 
 
-def graph_of(arguments: argparse.Namespace) -> CampaignGraph:
+def campaign_name(arguments: argparse.Namespace) -> str:
     file: Path = arguments.campaign
     if file != campaign_file(file.stem):
         raise Refusal("campaign", campaign_file(file.stem), file, "command line")
-    return CampaignGraph(file.stem)
+    return file.stem
+
+
+def graph_of(arguments: argparse.Namespace) -> CampaignGraph:
+    return CampaignGraph(campaign_name(arguments))

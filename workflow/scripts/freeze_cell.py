@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 
 from schemas.canonical import write_model
-from schemas.errors import Refusal, run
+from schemas.errors import run
 from schemas.layout import scope_of
 
 from campaign_argument import add_campaign, graph_of
@@ -18,11 +18,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True)
     arguments = parser.parse_args()
     graph = graph_of(arguments)
-    graph.require_accepted()
-    cells = graph.planned(scope_of(arguments.scope)).cells
-    if arguments.cell not in cells:
-        raise Refusal("cell", f"one of {', '.join(cells)}", arguments.cell, arguments.campaign)
-    write_model(arguments.output, cells[arguments.cell])
+    write_model(arguments.output, graph.frozen_cell(scope_of(arguments.scope), arguments.cell))
 
 
 if __name__ == "__main__":

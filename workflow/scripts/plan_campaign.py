@@ -5,7 +5,7 @@ import argparse
 from producer.graph import CampaignGraph
 from schemas.canonical import read_bytes, short, write_atomic, write_model
 from schemas.errors import Refusal, run
-from schemas.layout import scope_of
+from schemas.layout import SCOPE_PREFIX
 from schemas.plan import Scope
 
 from campaign_argument import add_campaign, graph_of
@@ -25,9 +25,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     add_campaign(parser)
     parser.add_argument("--plan", required=True, help="first digits of the plan's digest")
-    parser.add_argument("--scope", default="", help='"" or "smoke/"')
+    parser.add_argument("--scope", choices=SCOPE_PREFIX, default="formal")
     arguments = parser.parse_args()
-    graph, scope = graph_of(arguments), scope_of(arguments.scope)
+    graph: CampaignGraph = graph_of(arguments)
+    scope: Scope = arguments.scope
     found = short(graph.planned(scope).digest)
     if found != arguments.plan:
         raise Refusal("plan", arguments.plan, found, arguments.campaign)
