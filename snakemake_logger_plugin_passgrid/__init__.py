@@ -48,13 +48,23 @@ FILE_LISTS = {
 }
 """What a reason lists -> the files it is taken from (snakemake 9.27.1, jobs.py:1921)."""
 
+STORAGE_NOTES = (" (retrieve from storage)", " (send to storage)", " (in storage)")
+"""What Snakemake says behind the path of a file that a storage provider keeps (snakemake 9.27.1, io/fmt.py)."""
+
+
+def path(shown: str) -> str:
+    """The path in what Snakemake shows of a file."""
+    for note in STORAGE_NOTES:
+        shown = shown.removesuffix(note)
+    return shown
+
 
 def canonical_reason(reason: str, files: dict[str, list[str]]) -> str:
     """`reason` with its lists sorted: Snakemake joins sets, in another order in every process."""
 
     def in_order(part: str) -> str:
         label, _, names = part.partition(": ")
-        listed = names.split(", ")
+        listed = [path(name) for name in names.split(", ")]
         if label not in FILE_LISTS or not set(listed) <= set(files[FILE_LISTS[label]]):
             return part
         return f"{label}: {', '.join(sorted(listed))}"
@@ -68,7 +78,7 @@ def totals(record: Any, dryrun: bool) -> Iterator[Line]:
 
 
 def job(record: Any, dryrun: bool) -> Iterator[Line]:
-    files = {kind: list(map(str, getattr(record, kind))) for kind in ("input", "output", "log")}
+    files = {kind: [path(file) for file in getattr(record, kind)] for kind in ("input", "output", "log")}
     line: Line = {
         "event": "job",
         "rule": record.rule_name,
@@ -101,8 +111,8 @@ def job_error(record: Any, dryrun: bool) -> Iterator[Line]:
         "jobid": record.jobid,
         "time": record.created,
         "rule": record.rule_name,
-        "output": list(map(str, record.output)),
-        "log": list(map(str, record.log)),
+        "output": [path(file) for file in record.output],
+        "log": [path(file) for file in record.log],
     }
     named = {"message": record.rule_msg, "external_jobid": record.aux.get("external_jobid")}
     yield line | {key: str(value) for key, value in named.items() if value}

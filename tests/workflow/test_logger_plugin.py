@@ -79,7 +79,8 @@ def test_the_lines_say_what_the_text_says(project: Workspace, arguments):
 
 
 def parts(reason: str) -> list[str]:
-    return sorted(re.split("[,;] ", reason))
+    """Labels and files of a reason, in one order."""
+    return sorted(re.split("[,;:] ", reason))
 
 
 def test_a_reason_is_whole(project: Workspace):
@@ -216,6 +217,7 @@ def test_a_reader_that_stops_early_is_no_error(project: Workspace):
          "Updated input files: y, z; Code has changed since last execution"),
         ("Missing output files: b; Input files updated by another job: z, y",
          "Missing output files: b; Input files updated by another job: y, z"),
+        ("Missing output files: b (in storage), a (in storage)", "Missing output files: a, b"),
         ("Missing output files: odd, name, b", "Missing output files: odd, name, b"),  # one file is "odd, name"
         ("Forced execution", "Forced execution"),
         ("", ""),
