@@ -8,15 +8,15 @@ rule plan_campaign:
     input:
         CAMPAIGN.profile_files,
     output:
-        f"{ROOT}/{{scope}}plan-{{plan}}/plan.json",
-        CAMPAIGN.of_deployments(f"{ROOT}/{{scope}}plan-{{plan}}"),
+        plan=f"{ROOT}/{{scope}}plan-{{plan}}/plan.json",
+        lists=CAMPAIGN.of_deployments(f"{ROOT}/{{scope}}plan-{{plan}}"),
     log:
         f"{ROOT}/logs/{{scope}}plan-{{plan}}.log",
     conda:
         "../envs/judge.yaml"
     shell:
         f"python workflow/scripts/plan_campaign.py --campaign {CAMPAIGN.file}"
-        " --plan {wildcards.plan}"
+        " --plan {wildcards.plan} --output {output.plan}"
         " --scope '{wildcards.scope}' 2> {log}"
 
 
