@@ -12,7 +12,7 @@ TORCH_INDEX ?=
 PIP := .venv/bin/pip --disable-pip-version-check
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
-.PHONY: demo test test-kill test-oracle-vllm-033 env lint types consumer bench bench-dynamo clean
+.PHONY: demo test test-kill test-oracle-vllm-033 goldens env lint types consumer bench bench-dynamo clean
 
 env: .venv/installed-$(ENGINE)
 
@@ -37,6 +37,10 @@ $(VLLM_033)/vllm:
 	$(PIP) download --quiet --no-deps --only-binary :all: --dest $(VLLM_033) vllm==0.33.0
 	python -m zipfile -e $(VLLM_033)/vllm-0.33.0-*.whl $(VLLM_033)
 	rm $(VLLM_033)/vllm-0.33.0-*.whl
+
+# The golden rule graphs and dry runs anew; the diff that it prints is what a reviewer reads.
+goldens: .venv/installed-cpu
+	python tests/goldens.py
 
 lint: .venv/installed-cpu
 	ruff check .

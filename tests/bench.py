@@ -14,7 +14,6 @@ oracle.*           the proof of planned points against the engine's own schedule
 import argparse
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -22,9 +21,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import yaml
 from conftest import ROOT, copy_project
 from oracle import measure_cell, prove
+from wide import wide_campaign
 
 from producer.admission import drop_rule
 from producer.graph import CampaignGraph
@@ -151,27 +150,6 @@ def bench_seeding() -> dict[str, float]:
     return figures
 
 
-def wide_campaign(folder: Path, demo: Path, cells: int) -> None:
-    """A campaign of `cells` cells over half as many models, each with an imported profile."""
-    copy_project(folder)
-    file = folder / "config/campaigns/cpu-demo.yaml"
-    campaign = yaml.safe_load(file.read_text())
-    dense = campaign["deployments"]["dense"]
-    deployments = {}
-    for number in range(cells // 2):
-        model = f"config/models/wide/{number:05}"
-        shutil.copytree(folder / dense["model"], folder / model)
-        deployments[f"dense{number:05}"] = dense | {"model": model}
-    file.write_text(yaml.safe_dump(campaign | {"deployments": deployments}, sort_keys=False))
-    (source,) = (demo / "profile").glob("dense-*.json")
-    os.chdir(folder)
-    graph = CampaignGraph("cpu-demo")
-    for name in graph.deployments:
-        target = graph.profile_file(name)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(source, target)
-
-
 def planning_seconds(cells: int) -> float:
     """CPU seconds from a campaign file of `cells` cells, with its profiles, to its plan."""
     began = time.process_time()
@@ -182,10 +160,12 @@ def planning_seconds(cells: int) -> float:
 def bench_plan(folder: Path, demo: Path) -> dict[str, float]:
     """Seconds of planning, parsing and a dry run; the empty Snakefile is Snakemake's own share."""
     figures: dict[str, float] = {}
+    (source,) = (demo / "profile").glob("dense-*.json")
     for cells, repeats in ((1000, REPEATS), (10_000, 1)):
         campaign = folder / str(cells)
         campaign.mkdir()
-        wide_campaign(campaign, demo, cells)
+        wide_campaign(campaign, source, cells)
+        os.chdir(campaign)
         figures[f"cells_{cells}_seconds"] = median([planning_seconds(cells) for _ in range(repeats)])
     figures["cells_10k_growth"] = figures["cells_10000_seconds"] / figures["cells_1000_seconds"]
     empty = folder / "empty"
@@ -211,7 +191,8 @@ def bench_glm(folder: Path) -> float:
     seconds = []
     for number in range(REPEATS + 1):
         began = time.monotonic()
-        write_plan(CampaignGraph("glm-5.3-flash-gb300-tp4", results=folder / f"glm{number}"), "formal")
+        graph = CampaignGraph("glm-5.3-flash-gb300-tp4")
+        write_plan(graph, "formal", folder / f"glm{number}")
         seconds.append(time.monotonic() - began)
     return median(seconds[1:])
 

@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -38,20 +37,13 @@ class Workspace:
         )
 
     def dry_run(self, *arguments: str) -> list[Job]:
-        done = self.snakemake("-n", *arguments)
+        done = self.snakemake("-n", *arguments, "--logger", "passgrid")
         assert done.returncode == 0, done.stdout + done.stderr
-        jobs = re.findall(
-            r"^(?:local)?(?:rule|checkpoint) (\w+):\n(?:    input: .*\n)?(?:    output: (.*)\n)?", done.stdout, re.M
-        )
-        jobs = [Job(rule, output) for rule, output in jobs if rule not in ("all", "plan", "smoke")]
-        jobs += [
-            Job("collect_cell", f"{cell}/cell.json")
-            for cell in re.findall(r"^Job \d+: measure (\S+): ", done.stdout, re.M)
-        ]
-        total = re.search(r"^total +(\d+)$", done.stdout, re.M)
-        targets = len(re.findall(r"^(?:local)?rule (?:all|plan|smoke):$", done.stdout, re.M))
-        assert len(jobs) == (int(total[1]) if total else 0) - targets, "the dry run was not read whole"
-        return jobs
+        lines = [json.loads(line) for line in done.stdout.splitlines()]
+        totals = [line for line in lines if line["event"] == "totals"][-1]
+        jobs = [Job(line["rule"], ", ".join(line["output"])) for line in lines if line["event"] == "job"]
+        assert len(jobs) == totals["total"], "the dry run was not read whole"
+        return [job for job in jobs if job.rule not in ("all", "plan", "smoke")]
 
     def measured_by(self, *arguments: str) -> list[str]:
         """Folder names of the probes and cells that a run would measure."""

@@ -37,6 +37,21 @@ def test_the_list_of_the_original_comes_out_of_the_command_line(project: Workspa
     assert (deployment["peak_blocks"], deployment["free_blocks"]) == (2240, 13_696)
 
 
+def test_a_plan_is_written_where_its_command_says(project: Workspace):
+    """An executor without a shared file system has jobs work in a folder of their own."""
+    jobs = project.dry_run("plan", "--config", f"campaign={GLM}")
+    (target,) = [job.output.split(", ")[0] for job in jobs if job.rule == "plan_campaign"]
+    digest = Path(target).parent.name.removeprefix("plan-")
+    command = ["python", "workflow/scripts/plan_campaign.py", "--campaign", CAMPAIGN, "--plan", digest]
+    done = subprocess.run([*command, "--output", "elsewhere/plan.json"], cwd=project.root, check=False)
+    assert done.returncode == 0
+    written = {
+        file.relative_to(project.root / "elsewhere").as_posix() for file in project.root.glob("elsewhere/**/*.*")
+    }
+    assert written == {"plan.json", "points/tp4.json", "profiles/tp4.json"}
+    assert not (project.root / "results").exists()
+
+
 def test_a_dry_run_knows_every_cell_without_a_profile_to_probe(project: Workspace):
     rules = [job.rule for job in project.dry_run("smoke", "--config", f"campaign={GLM}")]
     assert rules.count("collect_cell") == 2

@@ -10,8 +10,8 @@ rule plan_campaign:
     input:
         CAMPAIGN.profile_files,
     output:
-        f"{ROOT}/plan-{{plan}}/plan.json",
-        CAMPAIGN.of_deployments(f"{ROOT}/plan-{{plan}}"),
+        plan=f"{ROOT}/plan-{{plan}}/plan.json",
+        lists=CAMPAIGN.of_deployments(f"{ROOT}/plan-{{plan}}"),
     log:
         f"{ROOT}/logs/plan-{{plan}}.log",
     conda:
@@ -20,13 +20,13 @@ rule plan_campaign:
         scope="formal",
     shell:
         f"python workflow/scripts/plan_campaign.py --campaign {CAMPAIGN.file}"
-        " --plan {wildcards.plan} --scope {params.scope} 2> {log}"
+        " --plan {wildcards.plan} --scope {params.scope} --output {output.plan} 2> {log}"
 
 
 use rule plan_campaign as plan_smoke with:
     output:
-        f"{ROOT}/smoke/plan-{{plan}}/plan.json",
-        CAMPAIGN.of_deployments(f"{ROOT}/smoke/plan-{{plan}}"),
+        plan=f"{ROOT}/smoke/plan-{{plan}}/plan.json",
+        lists=CAMPAIGN.of_deployments(f"{ROOT}/smoke/plan-{{plan}}"),
     log:
         f"{ROOT}/logs/smoke/plan-{{plan}}.log",
     params:

@@ -1,6 +1,7 @@
 """Write a campaign's plan and the frozen point list of each deployment."""
 
 import argparse
+from pathlib import Path
 
 from producer.graph import CampaignGraph
 from schemas.canonical import read_bytes, short, write_atomic, write_model
@@ -11,8 +12,8 @@ from schemas.plan import Scope
 from campaign_argument import add_campaign, graph_of
 
 
-def write_plan(graph: CampaignGraph, scope: Scope) -> None:
-    folder, planned = graph.plan_folder(scope), graph.planned(scope)
+def write_plan(graph: CampaignGraph, scope: Scope, folder: Path) -> None:
+    planned = graph.planned(scope)
     for name, manifest in planned.manifests.items():
         write_model(folder / "points" / f"{name}.json", manifest)
     for name in planned.manifests:
@@ -26,13 +27,14 @@ def main() -> None:
     add_campaign(parser)
     parser.add_argument("--plan", required=True, help="first digits of the plan's digest")
     parser.add_argument("--scope", choices=SCOPE_PREFIX, default="formal")
+    parser.add_argument("--output", type=Path, required=True, help="plan.json; lists and profiles go beside it")
     arguments = parser.parse_args()
     graph: CampaignGraph = graph_of(arguments)
     scope: Scope = arguments.scope
     found = short(graph.planned(scope).digest)
     if found != arguments.plan:
         raise Refusal("plan", arguments.plan, found, arguments.campaign)
-    write_plan(graph, scope)
+    write_plan(graph, scope, arguments.output.parent)
 
 
 if __name__ == "__main__":
