@@ -1,12 +1,13 @@
 """Figures of a whole project, for `make bench`: writes results/bench.json.
 
-Sections: `measuring` (demo, producer, repeat, seeding) and `planning` (plan and oracle; after `make demo`).
+Sections: `measuring` (demo, producer, repeat, seeding), `planning` (plan and oracle) and `scale`; after `make demo`.
 
 demo.*             a demo campaign from nothing, in a copy of the project: all seconds, engine starts apart
 producer.*         of each demo cell: the part of the time that is idle, our own microseconds in a measured decode step
                    at batch 8, seeding, seconds by kind of step
 seeding_of_the_577_points.*  on the engine's own scheduler, without a model
 repeat.*           the demo three times: how far the retained values of the same point lie apart
+scale.*            10,000 cells: parse, dry run beside a bare Snakefile of the same shape, status; after `make demo`
 plan.*             planning 1,000 and 10,000 cells and the GLM list; parsing and a dry run of 1,000 cells
 oracle.*           the proof of planned points against the engine's own scheduler
 """
@@ -14,6 +15,7 @@ oracle.*           the proof of planned points against the engine's own schedule
 import argparse
 import json
 import os
+import resource
 import subprocess
 import sys
 import tempfile
@@ -21,6 +23,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from bare import bare_workflow
 from conftest import ROOT, copy_project
 from oracle import measure_cell, prove
 from wide import wide_campaign
@@ -204,6 +207,40 @@ def bench_oracle() -> dict[str, float]:
     return {"points": proof.points, "points_per_second": proof.points / proof.seconds}
 
 
+def cpu_seconds_of(*command: str, cwd: Path) -> float:
+    """User and system seconds of a command and its children: a machine that is shared adds nothing to them."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    seconds_of(*command, cwd=cwd)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def bench_scale(folder: Path) -> dict[str, object]:
+    """10,000 cells of 5,000 models beside a bare Snakefile of the same shape: parse, dry run, status."""
+    (source,) = (ROOT / "results" / "cpu-demo" / "profile").glob("dense-*.json")
+    ours, bare, empty = folder / "ours", folder / "bare", folder / "empty"
+    for path in (ours, bare, empty):
+        path.mkdir()
+    wide_campaign(ours, source, 10_000)
+    bare_workflow(bare, 10_000)
+    (empty / "Snakefile").write_text("rule all:\n")
+    status = (sys.executable, "workflow/scripts/status.py", "--campaign", "config/campaigns/cpu-demo.yaml", "--json")
+    first = cpu_seconds_of(*status, cwd=ours)  # plans the campaign, once
+    parse = [(cpu_seconds_of("snakemake", "--list-rules", cwd=path)) for path in (ours, empty) for _ in range(REPEATS)]
+    dry = [(cpu_seconds_of("snakemake", "-n", cwd=ours), cpu_seconds_of("snakemake", "-n", cwd=bare)) for _ in range(3)]
+    return {
+        "scale": {
+            "plan_10k_cpu_seconds": first,
+            "parse_10k_cpu_seconds_above_snakemake": median(parse[:REPEATS]) - median(parse[REPEATS:]),
+            "dryrun_10k_cpu_seconds": median([a for a, _ in dry]),
+            "dryrun_10k_bare_cpu_seconds": median([b for _, b in dry]),
+            "dryrun.ratio_10k": median([a / b for a, b in dry]),
+            "status.seconds_10k": median([seconds_of(*status, cwd=ours) for _ in range(REPEATS)]),
+            "peak_mib_of_all": resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024,
+        }
+    }
+
+
 def bench_measuring(folder: Path) -> dict[str, object]:
     """The demo three times over."""
     roots = []
@@ -223,7 +260,11 @@ def bench_planning(folder: Path) -> dict[str, object]:
     return {"plan": bench_plan(folder, ROOT / "results" / "cpu-demo"), "oracle": bench_oracle()}
 
 
-SECTIONS: dict[str, Callable[[Path], dict[str, object]]] = {"measuring": bench_measuring, "planning": bench_planning}
+SECTIONS: dict[str, Callable[[Path], dict[str, object]]] = {
+    "measuring": bench_measuring,
+    "planning": bench_planning,
+    "scale": bench_scale,
+}
 
 
 def main() -> None:

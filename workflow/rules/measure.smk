@@ -6,9 +6,9 @@ localrules:
 # beside the outputs is no output: a failed or forced job keeps it, and what is in it is never measured again.
 rule collect_cell:
     output:
-        f"{ROOT}/{{scope}}cells/{{cell}}/cell.json",
-        f"{ROOT}/{{scope}}cells/{{cell}}/benchmark.json",
-        f"{ROOT}/{{scope}}cells/{{cell}}/receipt.json",
+        cell=f"{ROOT}/{{scope}}cells/{{cell}}/cell.json",
+        artifact=f"{ROOT}/{{scope}}cells/{{cell}}/benchmark.json",
+        receipt=f"{ROOT}/{{scope}}cells/{{cell}}/receipt.json",
     log:
         f"{ROOT}/logs/{{scope}}collect-{{cell}}.log",
     conda:
@@ -23,10 +23,10 @@ rule collect_cell:
     shell:
         f"python workflow/scripts/freeze_cell.py --campaign {CAMPAIGN.file}"
         " --cell {wildcards.cell}"
-        " --scope '{wildcards.scope}' --output {output[0]} 2> {log}; "
+        " --scope '{wildcards.scope}' --output {output.cell} 2> {log}; "
         f"python -m producer.launch --campaign {CAMPAIGN.file}"
         " --cell {wildcards.cell} --"
-        " producer.run_cell --cell {output[0]} --start-timeout {resources.start_timeout}"
+        " producer.run_cell --cell {output.cell} --start-timeout {resources.start_timeout}"
         " --step-timeout {resources.step_timeout} 2>> {log}"
 
 
