@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from producer.planning import AcceptedProfile, PlannedCampaign, freeze_deployment, plan_campaign
-from producer.resolving import profile_digest, read_campaign, resolve
+from producer.resolving import import_digest, profile_digest, read_campaign, resolve
 from schemas.canonical import canonical_bytes, digest, file_digest, is_file, parse, read_bytes, sha256, short
 from schemas.errors import Refusal
 from schemas.layout import RESULTS, SCOPE_PREFIX, Layout, campaign_file, pair_folder, rank_file, scope_of
@@ -48,7 +48,8 @@ def summary_of_campaign(campaign: Campaign, request: Request) -> CampaignSummary
                 phases=deployment.phases,
                 dp=deployment.topology.dp,
                 gpus=deployment.topology.gpus,
-                profile_digest=profile_digest(request, deployment),
+                probe_digest=profile_digest(request, deployment),
+                profile_digest=import_digest(request, deployment),
                 job=job_of(campaign, name),
                 profile=deployment.profile,
                 points=deployment.points is not None,
@@ -140,7 +141,7 @@ class CampaignFiles:
     def probe_files(self, deployment: str) -> list[str]:
         """The probe records that a profile is imported from."""
         summary = self.deployment(deployment)
-        return [str(self.layout.probe(deployment, summary.profile_digest, phase)) for phase in summary.phases]
+        return [str(self.layout.probe(deployment, summary.probe_digest, phase)) for phase in summary.phases]
 
     @property
     def missing_profiles(self) -> list[str]:

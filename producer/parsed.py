@@ -56,6 +56,8 @@ class ParsedCampaign(CampaignFiles):
     def reason(self, wildcards: Any) -> str:
         """Why a cell is measured, in the campaign's words."""
         scope = scope_of(wildcards.scope)
+        if self.missing_profiles:
+            return "no cell of the campaign as it is now"
         if self._cells.get(scope) is None:
             self._cells[scope] = {cell.name: cell for cell in self.plan_summary(scope).cells}
             self._measured[scope] = MeasuredCells(self.layout.cells(scope))

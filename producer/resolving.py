@@ -12,7 +12,7 @@ from schemas.launch import ExecutionIdentity, Strategy, strategy
 from schemas.layout import system_file
 from schemas.model_config import ModelConfig, read_model_config
 from schemas.observation import PROBE_PROTOCOL
-from schemas.points import PointManifest
+from schemas.points import PHASES, PointManifest
 from schemas.profile import Profile
 from schemas.quantization import fmha_label
 from schemas.request import Campaign, Deployment, Request, ResolvedDeployment
@@ -270,6 +270,12 @@ def launch_of(request: Request, deployment: ResolvedDeployment) -> dict[str, obj
 def probe_digest(request: Request, deployment: ResolvedDeployment) -> str:
     """What a probe's records depend on: the launch and the meaning of the records."""
     return digest({"launch": launch_of(request, deployment), "probe_protocol": PROBE_PROTOCOL})
+
+
+def import_digest(request: Request, deployment: ResolvedDeployment) -> str:
+    """What a profile's name says: its probe, and which phases of it are imported when it is not both."""
+    source = profile_digest(request, deployment)
+    return source if deployment.phases == PHASES else digest({"probe": source, "phases": deployment.phases})
 
 
 def profile_digest(request: Request, deployment: ResolvedDeployment) -> str:

@@ -24,13 +24,14 @@ class Job(msgspec.Struct, frozen=True):
 
 
 class DeploymentSummary(msgspec.Struct, frozen=True):
-    """`profile_digest` names the probe, or the declared profile in `profile`. `gpus` are those of one job, `points`
-    tells whether it measures a list of its own instead of a grid."""
+    """`probe_digest` names the probe records, `profile_digest` what is imported from them, or the declared profile in
+    `profile`. `gpus` are those of one job, `points` tells whether it measures a list of its own instead of a grid."""
 
     model: str
     phases: tuple[Phase, ...]
     dp: int
     gpus: int
+    probe_digest: str
     profile_digest: str
     job: Job
     profile: str | None = None

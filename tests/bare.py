@@ -13,7 +13,7 @@ localrules: all, import_profile, merge, verify, readiness
 rule all:
     input:
         [f"results/profile/{probe}.json" for probe in PROBES],
-        [f"results/cells/{cell}/{name}" for cell in CELLS for name in ("benchmark.json", "receipt.json", "merged.json", "evidence.json")],
+        [f"results/cells/{cell}/{name}" for cell in CELLS for name in ("cell.json", "benchmark.json", "receipt.json", "merged.json", "evidence.json")],
         "results/readiness.json",
 
 rule probe:

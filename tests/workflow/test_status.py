@@ -108,7 +108,7 @@ EDITS = {
         replace("  sliding: #", "  windowed: #"),
         None,  # its probe comes first
     ),
-    "another limit": (replace(LIMITS, LIMITS.replace("8,", "4,")), None),
+    "another limit": (replace(LIMITS, LIMITS.replace("4096", "3500")), None),
     "a lost artifact": (remove("decode-dense/benchmark.json"), {"decode-dense": "benchmark.json is missing"}),
     "a lost receipt": (remove("decode-dense/receipt.json"), {"decode-dense": "goes on with its journal"}),
     "a lost cell file": (remove("prefill-dense/cell.json"), {"prefill-dense": "cell.json is missing"}),

@@ -3,7 +3,13 @@ from producer.parsed import ParsedCampaign
 
 CAMPAIGN = ParsedCampaign(str(config["campaign"]))
 ROOT = str(CAMPAIGN.layout.root)
-CELL_FILES = ("benchmark.json", "receipt.json", "merged.json", "evidence.json")
+CELL_FILES = (
+    "cell.json",
+    "benchmark.json",
+    "receipt.json",
+    "merged.json",
+    "evidence.json",
+)
 
 
 resource_scopes:

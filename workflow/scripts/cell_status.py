@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import socket
 import time
 from pathlib import Path
@@ -21,6 +22,7 @@ SILENT_SECONDS = 120.0
 """A job writes its progress each second; one on another machine that has not for so long counts as gone."""
 
 LAST_LINES = 3
+REFUSALS = ("refused: ", "held: ")
 LOG_TAIL_BYTES = 4000
 
 
@@ -94,6 +96,11 @@ def last_lines(log: str) -> list[str]:
     return [line.rstrip() for line in text.splitlines() if line.strip()][-LAST_LINES:]
 
 
+def said_no(log: list[str]) -> bool:
+    """Whether a job ended before its supervisor could say so: refused, or with an error of its own."""
+    return bool(log) and (log[-1].startswith(REFUSALS) or re.match(r"\w*(Error|Exception)\b", log[-1]) is not None)
+
+
 def journaled_points(folder: Path) -> int:
     """Points that the journal keeps: its lines that are whole and no session's."""
     try:
@@ -133,7 +140,7 @@ class CellFolders:
         if claim is not None and is_alive(claim, folder, self._jobs):
             return _held(known, claim, progress)
         log = last_lines(f"{self._logs}/collect-{cell.name}.log")
-        if claim is not None or log or (progress is not None and progress.state in ("failed", "stopped")):
+        if claim is not None or said_no(log) or (progress is not None and progress.state != "finished"):
             ended = _ended(known, claim, progress, log)
         else:
             ended = msgspec.structs.replace(known, state="missing", why=self._measured.reason(cell, deployment))
@@ -156,7 +163,7 @@ def _ended(known: CellStatus, claim: Claim | None, progress: Progress | None, lo
     state: State = "failed"
     if claim is not None:  # who ends in good order takes the claim back
         state, why = "interrupted", f"the job of {claim.since} ended without a word"
-    elif log and log[-1].startswith(("refused: ", "held: ")):
+    elif log and log[-1].startswith(REFUSALS):
         why = log[-1]
     elif progress is not None and progress.state in ("failed", "stopped"):
         state, why = ("failed" if progress.state == "failed" else "stopped"), progress.reason
