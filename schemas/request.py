@@ -21,8 +21,8 @@ from schemas.system import System
 
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
-Label = Annotated[str, StringConstraints(pattern=r"^[^\s/\\\x00.][^\s/\\\x00]*$")]
-"""A database label that is a path component."""
+Label = Annotated[str, StringConstraints(pattern=r"^[^\s/\\{}\x00.][^\s/\\{}\x00]*$")]
+"""A database label that is a path component, and no wildcard of a rule."""
 MUTABLE_REVISIONS = ("main", "master", "latest", "head")
 WORKER_PHASES: dict[str, tuple[Phase, ...]] = {
     "aggregated": PHASES,

@@ -244,13 +244,21 @@ def test_nothing_reads_an_artifact_by_executing_it():
     assert found == {}
 
 
+def test_a_label_that_a_rule_would_read_as_a_wildcard_is_refused(project: Workspace):
+    file = write_campaign(project, backend_version="lab{plan}", runtime_backend_version="0.32.0")
+    done = project.snakemake("-n", "--config", "campaign=small")
+    assert done.returncode != 0
+    assert "refused: backend_version: expected " in done.stdout + done.stderr
+    assert f"found 'lab{{plan}}': {file}" in done.stdout + done.stderr
+
+
 def test_rules_put_no_free_text_of_a_campaign_into_a_shell_line(project: Workspace):
     """Labels and paths that a shell would act on are in no command that a dry run prints."""
     shutil.copytree(project.root / "config/models/qwen3-tiny", project.root / HOSTILE)
     write_campaign(
         project,
         description="$(touch pwned)",
-        backend_version="lab$(touch${IFS}pwned)",
+        backend_version="lab$(pwned)`pwned`;pwned'\"",
         runtime_backend_version="0.32.0",
         deployment={"model": HOSTILE},
     )
