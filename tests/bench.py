@@ -42,6 +42,7 @@ sys.path.insert(0, str(ROOT / "workflow" / "scripts"))
 from plan_campaign import write_plan
 
 REPEATS = 5
+SCALE_REPEATS = 3
 
 
 def seconds_of(*command: str, cwd: Path) -> float:
@@ -227,7 +228,7 @@ def bench_scale(folder: Path) -> dict[str, object]:
     status = (sys.executable, "workflow/scripts/status.py", "--campaign", "config/campaigns/cpu-demo.yaml", "--json")
     first = cpu_seconds_of(*status, cwd=ours)  # plans the campaign, once
     parse = [(cpu_seconds_of("snakemake", "--list-rules", cwd=path)) for path in (ours, empty) for _ in range(REPEATS)]
-    dry = [(cpu_seconds_of("snakemake", "-n", cwd=ours), cpu_seconds_of("snakemake", "-n", cwd=bare)) for _ in range(3)]
+    dry = [(cpu_seconds_of("snakemake", "-n", cwd=ours), cpu_seconds_of("snakemake", "-n", cwd=bare)) for _ in range(SCALE_REPEATS)]
     return {
         "scale": {
             "plan_10k_cpu_seconds": first,
