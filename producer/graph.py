@@ -1,11 +1,13 @@
 """What the Snakefile asks at parse time: which files a campaign has, and which of them can be planned yet."""
 
 import json
+import operator
 from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from producer.nodes import launch_line
 from producer.planning import AcceptedProfile, PlannedCampaign, plan_campaign
 from producer.resolving import profile_digest, read_campaign, resolve
 from schemas.canonical import digest, parse, read_bytes, sha256, short
@@ -151,14 +153,28 @@ class CampaignGraph:
         """Where the engines of a deployment run: its own block, or the campaign's."""
         return self.campaign.deployments[deployment].execution or self.campaign.execution
 
+    def of_execution(self, value: Callable[[Execution], Any]) -> Callable[[Any], Any]:
+        """Function of a job's wildcards: `value` of its deployment's execution block."""
+
+        def of_job(wildcards: Any) -> Any:
+            return value(self.execution(getattr(wildcards, "deployment", None) or deployment_of(wildcards.cell)))
+
+        return of_job
+
     def resource(self, field: str) -> Callable[[Any], Any]:
         """Function of a job's wildcards: a field of its deployment's execution block (None: not asked for)."""
+        return self.of_execution(operator.attrgetter(field))
 
-        def value(wildcards: Any) -> Any:
-            deployment = getattr(wildcards, "deployment", None) or deployment_of(wildcards.cell)
-            return getattr(self.execution(deployment), field)
+    @property
+    def launcher(self) -> Callable[[Any], Any]:
+        """What stands before a command that runs on every node of its job; empty for one."""
+        return self.of_execution(launch_line)
 
-        return value
+    @property
+    def tasks(self) -> Callable[[Any], Any]:
+        """Slurm's tasks of a job of several nodes: the executor plugin asks for one, which one node runs. In a job with
+        GPUs it asks for none, and would take a number for the tasks of each GPU (2.8.0, submit_string.py)."""
+        return self.of_execution(lambda at: at.nodes if at.nodes > 1 and at.gres is None else None)
 
 
 class ParsedCampaign(CampaignGraph):

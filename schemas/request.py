@@ -77,8 +77,9 @@ class Grid(Strict):
 class Execution(Strict):
     """Where GPU rules run. Determines no number, so no digest of a measurement covers it.
 
-    `gres` is `gpu:<n>` or `gpu:<type>:<n>`, with n the GPUs of the deployment (tp x dp). An engine that does not run
-    after `start_timeout_seconds`, or takes longer than `step_timeout_seconds` for one step, is ended as hanging.
+    `gres` is `gpu:<n>` or `gpu:<type>:<n>`, with n the GPUs of the deployment (tp x dp) on one of its `nodes`. An
+    engine that does not run after `start_timeout_seconds`, or takes longer than `step_timeout_seconds` for one step,
+    is ended as hanging.
     """
 
     partition: str | None = None
@@ -89,6 +90,7 @@ class Execution(Strict):
     runtime_minutes: Positive = 240
     start_timeout_seconds: Positive = 3600
     step_timeout_seconds: Positive = 600
+    nodes: Positive = 1
 
 
 class Deployment(Strict):

@@ -23,10 +23,13 @@ rule collect_cell:
         slurm_partition=CAMPAIGN.resource("partition"),
         slurm_account=CAMPAIGN.resource("account"),
         gres=CAMPAIGN.resource("gres"),
+        nodes=CAMPAIGN.resource("nodes"),
+        tasks=CAMPAIGN.tasks,
+        launcher=CAMPAIGN.launcher,
         start_timeout=CAMPAIGN.resource("start_timeout_seconds"),
         step_timeout=CAMPAIGN.resource("step_timeout_seconds"),
     shell:
-        "python -m producer.run_cell --cell {input} --start-timeout {resources.start_timeout}"
+        "{resources.launcher} python -m producer.run_cell --cell {input} --start-timeout {resources.start_timeout}"
         " --step-timeout {resources.step_timeout} 2> {log}"
 
 

@@ -34,8 +34,12 @@ rule probe:
         slurm_partition=CAMPAIGN.resource("partition"),
         slurm_account=CAMPAIGN.resource("account"),
         gres=CAMPAIGN.resource("gres"),
+        nodes=CAMPAIGN.resource("nodes"),
+        tasks=CAMPAIGN.tasks,
+        launcher=CAMPAIGN.launcher,
         start_timeout=CAMPAIGN.resource("start_timeout_seconds"),
     shell:
+        "{resources.launcher} "
         f"python -m producer.run_probe --campaign {CAMPAIGN.file}"
         " --deployment {wildcards.deployment} --digest {wildcards.probe} --phase {wildcards.phase}"
         " --output {output} --start-timeout {resources.start_timeout} 2> {log}"
