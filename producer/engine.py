@@ -260,12 +260,11 @@ def follow(model: str, launch: Launch, environment: dict[str, str], rank: Rank, 
     """
     set_environment(environment, rank)
     from vllm.engine.arg_utils import EngineArgs
-    from vllm.usage.usage_lib import UsageContext
     from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 
     with refused_starts(model):
         arguments = EngineArgs(**engine_arguments(model, launch, rank))
-        config = arguments.create_engine_config(usage_context=UsageContext.LLM_CLASS, headless=True)
+        config = arguments.create_engine_config(headless=True)
         executor = MultiprocExecutor(config, monitor_workers=False)
     heart.ready()
     while all(worker.proc.is_alive() for worker in executor.workers):
