@@ -80,18 +80,18 @@ class Engines(NamedTuple):
 
 
 class Connection:
-    """One connection: JSON objects, a line each. `gone` once the other side is."""
+    """One connection: JSON objects, a line each. `gone` once the other side is.
+
+    `own` and `other` are the addresses under which the two sides reach each other.
+    """
 
     def __init__(self, connected: socket.socket) -> None:
         self._socket, self._data, self.gone = connected, b"", False
         connected.setblocking(False)
         for option in KEEPALIVE:
             connected.setsockopt(*option)
-
-    @property
-    def addresses(self) -> tuple[str, str]:
-        """This side's and the other's, as each is reached by the other."""
-        return self._socket.getsockname()[0], self._socket.getpeername()[0]
+        self.own: str = connected.getsockname()[0]
+        self.other: str = connected.getpeername()[0]
 
     def send(self, **message: Any) -> None:
         try:
@@ -228,7 +228,7 @@ class Head:
                     raise Refusal(f"{field} of node {node}", f"{ours} of the head", found, self._where)
         for follower in self._followers.values():
             follower.send(begin=True)
-        own = next(iter(self._followers.values())).addresses[0]
+        own = next(iter(self._followers.values())).own
         return self._place._replace(head=own, address=own)
 
     @property
@@ -292,16 +292,16 @@ class Follower:
         self._place, self._began = place, False
         address = (place.head, place.control_port)
         _resolve(*address)
-        connected: list[socket.socket] = []
+        connected: list[Connection] = []
 
         def reached() -> bool:
             with contextlib.suppress(OSError):
-                connected.append(socket.create_connection(address, timeout=CONNECT_SECONDS))
+                connected.append(Connection(socket.create_connection(address, timeout=CONNECT_SECONDS)))
             return bool(connected)
 
         if not _wait(reached, seconds):
             raise Refusal("head", f"one within {seconds:.0f} s", "none", f"{address[0]}:{address[1]}")
-        self._head = Connection(connected[0])
+        self._head = connected[0]
 
     def say(self, **message: Any) -> None:
         self._head.send(node_rank=self._place.node_rank, **message)
@@ -323,8 +323,7 @@ class Follower:
             time.sleep(POLL_SECONDS)
         if self.code is not None:
             return None
-        own, head = self._head.addresses
-        return self._place._replace(head=head, address=own)
+        return self._place._replace(head=self._head.other, address=self._head.own)
 
     def verdict(self, seconds: float | None) -> int:
         """The head's exit code, which is every node's; 1 when it does not say within `seconds`."""

@@ -18,27 +18,33 @@ ADDRESSES = (HEAD, FOLLOWER)
 ENTER = """
 hostname "$0"
 mount -t tmpfs tmpfs /dev/shm
-touch /tmp/passgrid-cpu.lock
-[ "$0" = node0 ] || mount --bind "$1" /tmp/passgrid-cpu.lock
+while [ "$1" != -- ]; do mount --bind "$1" "$2"; shift 2; done
 shift
 exec "$@"
 """
-"""Run as `bash -c ENTER <node> <lock> <command>` in a mount and a UTS namespace. The head's lock stays the machine's:
-no other engine runs beside the two."""
+"""Run as `bash -c ENTER <node> <file> <where it appears> ... -- <command>`, in mount and UTS namespaces of its own."""
+
+DEVICE_LOCK = "/tmp/passgrid-cpu.lock"
+"""Node 0 keeps the machine's: no other engine runs beside the two."""
 
 
 class Nodes:
-    """The two nodes, `names` of their network namespaces."""
+    """The two nodes, `names` of their network namespaces. They know each other as node0 and node1."""
 
     def __init__(self, names: tuple[str, str], folder: Path) -> None:
         self.names, self._folder = names, folder
+        self._hosts = folder / "hosts"
+        self._hosts.write_text("127.0.0.1 localhost\n" + "".join(f"{a} node{n}\n" for n, a in enumerate(ADDRESSES)))
+        Path(DEVICE_LOCK).touch()
+        (folder / "device-lock").touch()
 
-    def command(self, node: int, command: Sequence[str]) -> list[str]:
-        """`command` on a node; its process is the command's own."""
-        lock = self._folder / f"device-lock-{node}"
-        lock.touch()
+    def command(self, node: int, command: Sequence[str], *binds: str) -> list[str]:
+        """`command` on a node; its process is the command's own. `binds` are pairs of a file and where it appears."""
+        own = [str(self._hosts), "/etc/hosts", *binds]
+        if node == 1:
+            own += [str(self._folder / "device-lock"), DEVICE_LOCK]
         enter = ["ip", "netns", "exec", self.names[node], "unshare", "--mount", "--uts", "--"]
-        return [*enter, "bash", "-c", ENTER, f"node{node}", str(lock), *command]
+        return [*enter, "bash", "-c", ENTER, f"node{node}", *own, "--", *command]
 
     def start(self, node: int, command: Sequence[str], log: Path, **options) -> subprocess.Popen[bytes]:
         with log.open("ab") as output:
@@ -65,21 +71,8 @@ def _connect(names: tuple[str, str]) -> None:
         run("ip", "-n", name, "address", "add", f"{address}/24", "dev", "to-other")
         run("ip", "-n", name, "link", "set", "to-other", "up")
     # Inside a namespace as the tests use it: some containers allow the one and not the other.
-    run(
-        "ip",
-        "netns",
-        "exec",
-        names[0],
-        "unshare",
-        "--mount",
-        "--uts",
-        "--",
-        "mount",
-        "-t",
-        "tmpfs",
-        "tmpfs",
-        "/dev/shm",
-    )
+    enter = ("ip", "netns", "exec", names[0], "unshare", "--mount", "--uts", "--")
+    run(*enter, "mount", "-t", "tmpfs", "tmpfs", "/dev/shm")
 
 
 @contextlib.contextmanager
@@ -97,3 +90,40 @@ def two_nodes(folder: Path) -> Iterator[Nodes]:
     finally:
         for name in names:
             subprocess.run(["ip", "netns", "delete", name], capture_output=True, check=False)
+
+
+CAMPAIGN = """
+campaign: two-nodes
+system: cpu-1core
+backend_version: "0.32.0"
+acceptance: auto
+environment: {OMP_NUM_THREADS: "1", VLLM_CPU_OMP_THREADS_BIND: nobind}
+execution: {nodes: 2}
+deployments:
+  tensor:
+    model: config/models/qwen3-tiny
+    worker_type: decode
+    topology: {tp: 2}
+    limits: &limits {max_num_tokens: 1024, max_batch_size: 4, max_model_len: 2048}
+    engine: &engine {load_format: dummy, enforce_eager: true, kv_cache_memory_bytes: 67108864}
+    grid:
+      decode: {contexts: [256], batch_sizes: [1, 2, 4]}
+  data:
+    model: config/models/llama-moe-tiny
+    worker_type: prefill
+    topology: {tp: 1, dp: 2, moe_tp: 1, moe_ep: 2}
+    limits: *limits
+    engine: *engine
+    grid:
+      prefill: {new_tokens: [64], batch_sizes: [1, 2], prefix_blocks: [0, 1]}
+"""
+
+
+def write_campaign(project: Path) -> None:
+    """The campaign `two-nodes`, on nodes of one core: the machine's system file with half of its node."""
+    system = (project / "config/systems/cpu-2core.yaml").read_text()
+    for old, new in (("name: cpu-2core", "name: cpu-1core"), ("num_gpus_per_node: 2", "num_gpus_per_node: 1")):
+        assert old in system
+        system = system.replace(old, new)
+    (project / "config/systems/cpu-1core.yaml").write_text(system)
+    (project / "config/campaigns/two-nodes.yaml").write_text(CAMPAIGN)

@@ -1,16 +1,18 @@
 """One node of a launch whose ranks are small programs instead of engines: what the supervisors do is the same.
 
-node_program.py NODE_RANK HEAD PORT BODY [FACTS]: BODY is what the node's rank runs, `heart` its pulse; without a body
-the head has nothing to do. FACTS is JSON, or words that refuse. Says at the end how it ended.
+node_program.py NODE_RANK/NODES HEAD PORT BODY [FACTS]: BODY is what the node's rank runs, `heart` its pulse; without
+a body the head has nothing to do. FACTS is JSON, or words that refuse. Says at the end how it ended.
+node_program.py slurm BODY: the same where `srun` has started it.
 """
 
 import json
+import os
 import sys
 import textwrap
 from typing import Any
 
 from producer.control import Engines, follow, head_of
-from producer.nodes import Place
+from producer.nodes import Place, place_of
 from producer.supervise import Patience, Stopped, stop_on_signals
 from schemas.errors import Refusal, run
 from schemas.launch import Topology
@@ -35,8 +37,13 @@ class Programs(Engines):
 
 
 def main() -> None:
-    node_rank, head_address, port, body, *rest = sys.argv[1:]
-    place = Place(nodes=2, node_rank=int(node_rank), head=head_address, port=int(port))
+    if sys.argv[1] == "slurm":
+        body, *rest = sys.argv[2:]
+        place = place_of(2, Place(), os.environ)
+    else:
+        node, head_address, port, body, *rest = sys.argv[1:]
+        node_rank, nodes = map(int, node.split("/"))
+        place = Place(nodes=nodes, node_rank=node_rank, head=head_address, port=int(port))
     programs = Programs(body, [], Topology(tp=2), None)
 
     def facts() -> dict[str, Any]:

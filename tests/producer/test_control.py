@@ -22,17 +22,17 @@ WAITING = "open(FILE, 'w').write(str(os.getpid()))\nwhile True: heart.step(); ti
 
 
 class Launch:
-    """Two nodes, both on this machine's loopback or each on one of `nodes`."""
+    """Two nodes or more, all on this machine's loopback or each on one of `nodes`."""
 
     def __init__(self, folder: Path, nodes: Nodes | None = None) -> None:
-        self._folder, self._nodes = folder, nodes
+        self._folder, self._nodes, self.size = folder, nodes, 2
         self.head = HEAD if nodes else "127.0.0.1"
         self.port = free_port() % 20000 + 10000  # nine more after it
         self.processes: dict[int, subprocess.Popen[bytes]] = {}
 
     def start(self, node: int, body: str, *facts: str) -> subprocess.Popen[bytes]:
         body = body.replace("FILE", repr(str(self._folder / f"pid{node}")))
-        command = [sys.executable, str(PROGRAM), str(node), self.head, str(self.port), body, *facts]
+        command = [sys.executable, str(PROGRAM), f"{node}/{self.size}", self.head, str(self.port), body, *facts]
         with (self._folder / f"log{node}").open("wb") as log:
             options = {"stdout": log, "stderr": log, "cwd": ROOT, "env": os.environ | {"PYTHONPATH": str(ROOT)}}
             if self._nodes:
@@ -103,6 +103,17 @@ def test_a_killed_rank_ends_both_nodes_and_is_named(launch: Launch, victim: int,
     ranks[victim].kill()
     assert launch.codes() == [1, 1]
     assert launch.log(0) == f"ended: {reason}\n"
+    assert all(gone(rank) for rank in ranks)
+
+
+def test_three_nodes_end_together_too(launch: Launch):
+    launch.size = 3
+    for node in (2, 0, 1):
+        launch.start(node, WAITING)
+    ranks = [launch.rank(node) for node in (0, 1, 2)]
+    ranks[2].kill()
+    assert launch.codes() == [1, 1, 1]
+    assert launch.log(0) == "ended: node 2: rank 2 was ended by SIGKILL\n"
     assert all(gone(rank) for rank in ranks)
 
 

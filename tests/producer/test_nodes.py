@@ -6,12 +6,15 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
-from conftest import ROOT
+from conftest import ROOT, Workspace
+from two_nodes import write_campaign
 
 from producer.control import Engines
 from producer.engine import Rank
+from producer.graph import CampaignGraph
 from producer.nodes import FIRST_PORT, PORTS, Place, first_host, launch_line, nodes_needed, place_of, slurm_place
 from producer.resolving import launch_of, probe_digest, read_campaign, resolve
 from schemas.errors import Refusal
@@ -135,16 +138,42 @@ def test_several_nodes_are_started_once_a_node_and_end_together():
     assert "--gres" not in launch_line(Execution(nodes=3))
 
 
+def test_the_rules_start_an_engine_on_the_nodes_of_its_deployment(project: Workspace):
+    """The dry run shows what each job asks for and runs; one node is asked for without more."""
+    write_campaign(project.root)
+    line = launch_line(Execution(nodes=2))
+    done = project.snakemake("-n", "-p", "--config", "campaign=two-nodes")
+    assert done.stdout.count(f"Shell command: {line} python -m producer.run_probe --campaign ") == 2
+    assert done.stdout.count(f"nodes=2, tasks=2, launcher={line}, ") == 2
+    done = project.snakemake("-n", "-p", "--config", "campaign=cpu-parallel")
+    assert done.stdout.count("Shell command:  python -m producer.run_probe --campaign ") == 4
+    assert "srun" not in done.stdout
+    assert "tasks=" not in done.stdout
+
+
+def test_a_job_with_gpus_names_no_tasks(project: Workspace, monkeypatch: pytest.MonkeyPatch):
+    """The executor plugin would take them for tasks of each GPU."""
+    campaign(project.root / "config/campaigns", "{tp: 8}", 2)
+    monkeypatch.chdir(project.root)
+    graph = CampaignGraph("c")
+    job = SimpleNamespace(deployment="d")
+    assert [graph.tasks(job), graph.resource("nodes")(job), graph.resource("gres")(job)] == [None, 2, "gpu:4"]
+    assert graph.launcher(job).endswith(
+        " --nodes=2 --ntasks=2 --ntasks-per-node=1 --cpus-per-task=1 --kill-on-bad-exit=1 --gres=gpu:4"
+    )
+
+
 NODELISTS = ["node7", "gpu[003-004,007]", "a,b[1-2]", "rack[1-2]n[04-06]", "x[9,1-3]", "h1-[2-3]", "n10-ib,m1"]
 
 
 @pytest.mark.parametrize("nodelist", NODELISTS)
-def test_the_first_host_is_the_one_that_slurm_names_first(nodelist: str):
+def test_the_first_host_is_the_one_that_slurm_names_first(nodelist: str, tmp_path: Path):
     if shutil.which("scontrol") is None:
         pytest.skip("no scontrol: apt-get install slurm-client")
-    done = subprocess.run(["scontrol", "show", "hostnames", nodelist], capture_output=True, text=True, check=False)
-    if done.returncode:
-        pytest.skip(f"scontrol does not run here: {done.stderr.strip()}")
+    (tmp_path / "slurm.conf").write_text("ClusterName=c\nSlurmctldHost=localhost\n")
+    environment = os.environ | {"SLURM_CONF": str(tmp_path / "slurm.conf")}
+    command = ["scontrol", "show", "hostnames", nodelist]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     assert first_host(nodelist) == done.stdout.split()[0]
 
 

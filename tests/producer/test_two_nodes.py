@@ -16,7 +16,7 @@ import polars as pl
 import psutil
 import pytest
 from conftest import ROOT, Workspace, cell_folder, copy_project
-from two_nodes import HEAD, Nodes, two_nodes
+from two_nodes import HEAD, Nodes, two_nodes, write_campaign
 
 from producer.journal import read_journal
 from schemas.canonical import read_model
@@ -26,31 +26,6 @@ from schemas.plan import FrozenCell
 pytestmark = [pytest.mark.engine, pytest.mark.demo]
 
 PORT = 23000
-CAMPAIGN = """
-campaign: two-nodes
-system: cpu-1core
-backend_version: "0.32.0"
-acceptance: auto
-environment: {OMP_NUM_THREADS: "1", VLLM_CPU_OMP_THREADS_BIND: nobind}
-execution: {nodes: 2}
-deployments:
-  tensor:
-    model: config/models/qwen3-tiny
-    worker_type: decode
-    topology: {tp: 2}
-    limits: &limits {max_num_tokens: 1024, max_batch_size: 4, max_model_len: 2048}
-    engine: &engine {load_format: dummy, enforce_eager: true, kv_cache_memory_bytes: 67108864}
-    grid:
-      decode: {contexts: [256], batch_sizes: [1, 2, 4]}
-  data:
-    model: config/models/llama-moe-tiny
-    worker_type: prefill
-    topology: {tp: 1, dp: 2, moe_tp: 1, moe_ep: 2}
-    limits: *limits
-    engine: *engine
-    grid:
-      prefill: {new_tokens: [64], batch_sizes: [1, 2], prefix_blocks: [0, 1]}
-"""
 
 
 class Launches:
@@ -84,16 +59,6 @@ class Launches:
     def cell(self, prefix: str) -> Path:
         (file,) = (self.workspace.root / "results/two-nodes/cells").glob(f"{prefix}-*/cell.json")
         return file
-
-
-def write_campaign(workspace: Workspace) -> None:
-    """Two nodes of one core: the machine's system file with half of its node."""
-    system = (workspace.root / "config/systems/cpu-2core.yaml").read_text()
-    system = system.replace("name: cpu-2core", "name: cpu-1core").replace(
-        "num_gpus_per_node: 2", "num_gpus_per_node: 1"
-    )
-    (workspace.root / "config/systems/cpu-1core.yaml").write_text(system)
-    (workspace.root / "config/campaigns/two-nodes.yaml").write_text(CAMPAIGN)
 
 
 def probe(launches: Launches) -> None:
@@ -152,7 +117,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Measured]:
     with two_nodes(folder) as nodes:
         (folder / "project").mkdir()
         launches = Launches(copy_project(folder / "project"), nodes)
-        write_campaign(launches.workspace)
+        write_campaign(launches.workspace.root)
         probe(launches)
         freeze(launches)
         killed = kill_a_worker_of_node_1(launches, launches.cell("decode-tensor"))
