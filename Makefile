@@ -12,7 +12,7 @@ TORCH_INDEX ?=
 PIP := .venv/bin/pip --disable-pip-version-check
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
-.PHONY: demo test test-kill test-oracle-vllm-033 goldens env lint types consumer bench bench-dynamo clean
+.PHONY: demo test test-kill test-two-nodes test-oracle-vllm-033 goldens env lint types consumer bench bench-dynamo clean
 
 env: .venv/installed-$(ENGINE)
 
@@ -27,11 +27,15 @@ test: .venv/installed-cpu .consumer-venv/installed
 test-kill: .venv/installed-cpu
 	PASSGRID_KILLS=30 python -m pytest -s tests/producer/test_kills.py
 
+# A campaign over two nodes of a Slurm of its own (as root, with Slurm and iproute2): about 4 minutes on two cores.
+test-two-nodes: .venv/installed-cpu
+	PASSGRID_TWO_NODES=1 python -m pytest tests/producer/test_slurm_nodes.py
+
 # The proof with the scheduler of vLLM 0.33.0: only its Python files are needed, no GPU.
 VLLM_033 ?= .vllm-0.33.0
 test-oracle-vllm-033: .venv/installed-cpu $(VLLM_033)/vllm
 	PASSGRID_VLLM_033=$(abspath $(VLLM_033)) python -m pytest tests/producer/test_scheduler_oracle.py \
-	  tests/producer/test_launch_checks.py -k 0_33
+	  tests/producer/test_launch_checks.py tests/producer/test_nodes.py -k 0_33
 
 $(VLLM_033)/vllm:
 	$(PIP) download --quiet --no-deps --only-binary :all: --dest $(VLLM_033) vllm==0.33.0

@@ -2,13 +2,16 @@
 
 import contextlib
 import os
+import sys
 import time
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from producer.heartbeat import Heartbeat
 from producer.launch_checks import refuse_unmodelled
+from producer.nodes import Place
 from schemas.errors import Refusal
 from schemas.launch import EngineSettings, GraphSettings, Limits, Precision, Topology
 
@@ -46,25 +49,58 @@ class Launch(Protocol):
     def precision(self) -> Precision: ...
 
 
-class DataParallel(NamedTuple):
-    """Place of an engine among the data-parallel ranks of one launch, which meet at `port` of this machine."""
+class Rank(NamedTuple):
+    """A data-parallel rank of a launch: which of how many, on which of its nodes. Ranks meet at the head."""
 
-    rank: int = 0
+    number: int = 0
     size: int = 1
-    port: int = 0
+    place: Place = Place()
 
     @property
     def environment(self) -> dict[str, str]:
-        """vLLM's offline data parallelism: one process a rank (vllm/config/parallel.py, `__post_init__`)."""
+        """vLLM's offline data parallelism: one process a rank (vllm/config/parallel.py, `__post_init__`).
+
+        A rank's devices are those of its number on its node (`DP_LOCAL_RANK`, v1/worker/gpu_worker.py).
+        """
         if self.size == 1:
             return {}
         return {
-            "VLLM_DP_RANK": str(self.rank),
-            "VLLM_DP_RANK_LOCAL": str(self.rank),
+            "VLLM_DP_RANK": str(self.number),
+            "VLLM_DP_RANK_LOCAL": str(self.number % (self.size // self.place.nodes)),
             "VLLM_DP_SIZE": str(self.size),
-            "VLLM_DP_MASTER_IP": "127.0.0.1",
-            "VLLM_DP_MASTER_PORT": str(self.port),
+            "VLLM_DP_MASTER_IP": self.place.head,
+            "VLLM_DP_MASTER_PORT": str(self.place.port),
         }
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """vLLM's tensor parallelism over nodes, by its multiprocessing executor (`--nnodes` of `vllm serve`)."""
+        if self.place.nodes == 1 or self.size > 1:
+            return {}
+        return {
+            "nnodes": self.place.nodes,
+            "node_rank": self.place.node_rank,
+            "master_addr": self.place.head,
+            "master_port": self.place.port,
+        }
+
+    @property
+    def follows(self) -> bool:
+        """Whether this process has workers alone, and the scheduler is the head's."""
+        return bool(self.arguments) and self.place.node_rank > 0
+
+
+def network_environment(address: str) -> dict[str, str]:
+    """Makes vLLM's queues and gloo listen where the other nodes reach this one.
+
+    By itself vLLM takes the address of the default route (`get_ip`, vllm/utils/network_utils.py), and gloo what the
+    host's name resolves to, which is a loopback address on many systems.
+    """
+    import psutil
+
+    interfaces = psutil.net_if_addrs().items()
+    names = [name for name, parts in interfaces if address in (part.address for part in parts)]
+    return {"VLLM_HOST_IP": address, **({"GLOO_SOCKET_IFNAME": names[0]} if names else {})}
 
 
 class Engine:
@@ -141,8 +177,8 @@ class Engine:
             raise self.scheduler.stopped_by
 
 
-def start(model: str, launch: Launch, environment: dict[str, str], parallel: DataParallel) -> Engine:
-    """Start vLLM on `model`. Call `check_installed` first: importing an unknown engine may already do harm."""
+def set_environment(environment: dict[str, str], rank: Rank) -> None:
+    """The environment of the engine, before anything imports it. A campaign's own settings come last."""
     os.environ.update(
         CUDA_DEVICE_ORDER="PCI_BUS_ID",  # as NVML counts them
         HF_HUB_OFFLINE="1",
@@ -152,10 +188,14 @@ def start(model: str, launch: Launch, environment: dict[str, str], parallel: Dat
     )
     for name in THREAD_SETTINGS:  # Snakemake exports the job's own
         os.environ.pop(name, None)
-    os.environ.update(environment | parallel.environment)
-    began = time.monotonic()
-    from vllm import LLM
+    if rank.place.nodes > 1:
+        for name, value in network_environment(rank.place.address).items():
+            os.environ.setdefault(name, value)
+    os.environ.update(environment | rank.environment)
 
+
+def engine_arguments(model: str, launch: Launch, rank: Rank) -> dict[str, Any]:
+    """What vLLM is started with on every node of a launch."""
     memory: dict[str, Any] = {}
     if launch.engine.kv_cache_memory_bytes is not None:
         memory["kv_cache_memory_bytes"] = launch.engine.kv_cache_memory_bytes
@@ -166,30 +206,71 @@ def start(model: str, launch: Launch, environment: dict[str, str], parallel: Dat
     graph = launch.engine.graph
     if graph is not None:
         memory["compilation_config"] = graph_config(graph)
+    return {
+        "model": model,
+        "load_format": launch.engine.load_format,
+        "dtype": "bfloat16",
+        "kv_cache_dtype": KV_CACHE_DTYPES[launch.precision.kv_cache],
+        "skip_tokenizer_init": True,
+        "enforce_eager": launch.engine.enforce_eager,
+        "max_model_len": launch.limits.max_model_len,
+        "max_num_batched_tokens": launch.limits.max_num_tokens,
+        "max_num_seqs": launch.limits.max_batch_size,
+        "tensor_parallel_size": launch.topology.tp,
+        "enable_expert_parallel": launch.topology.moe_ep > 1,
+        "enable_prefix_caching": True,
+        "async_scheduling": False,
+        "cudagraph_metrics": True,
+        "disable_log_stats": True,
+        "scheduler_cls": "producer.scheduler.BenchmarkScheduler",
+        "worker_extension_cls": "producer.observe.CacheObserver",
+        **memory,
+        **rank.arguments,
+    }
+
+
+@contextlib.contextmanager
+def refused_starts(model: str) -> Iterator[None]:
+    """Whatever vLLM raises: the log has its traceback, a person needs one line."""
     try:
-        llm = LLM(
-            model=model,
-            load_format=launch.engine.load_format,
-            dtype="bfloat16",
-            kv_cache_dtype=KV_CACHE_DTYPES[launch.precision.kv_cache],
-            skip_tokenizer_init=True,
-            enforce_eager=launch.engine.enforce_eager,
-            max_model_len=launch.limits.max_model_len,
-            max_num_batched_tokens=launch.limits.max_num_tokens,
-            max_num_seqs=launch.limits.max_batch_size,
-            tensor_parallel_size=launch.topology.tp,
-            enable_expert_parallel=launch.topology.moe_ep > 1,
-            enable_prefix_caching=True,
-            async_scheduling=False,
-            cudagraph_metrics=True,
-            disable_log_stats=True,
-            scheduler_cls="producer.scheduler.BenchmarkScheduler",
-            worker_extension_cls="producer.observe.CacheObserver",
-            **memory,
-        )
-    except Exception as error:  # whatever vLLM raises: the log above has its traceback, a person needs one line
+        yield
+    except Exception as error:
         traceback.print_exc()
         raise Refusal("engine start", "an engine that starts", f"{type(error).__name__}: {error}", model) from None
+
+
+def start(model: str, launch: Launch, environment: dict[str, str], rank: Rank) -> Engine:
+    """Start vLLM on `model`. Call `check_installed` first: importing an unknown engine may already do harm."""
+    set_environment(environment, rank)
+    began = time.monotonic()
+    from vllm import LLM
+
+    with refused_starts(model):
+        llm = LLM(**engine_arguments(model, launch, rank))
     engine = Engine(llm, time.monotonic() - began)
     refuse_unmodelled(engine.scheduler, Path(model))
     return engine
+
+
+def follow(model: str, launch: Launch, environment: dict[str, str], rank: Rank, heart: Heartbeat) -> None:
+    """Run this node's workers of an engine whose scheduler is on the head, until one of them ends, and end like it.
+
+    As `vllm serve --headless` does (vllm/entrypoints/cli/serve.py, `run_headless`). The workers themselves wait for
+    ever for a head that is gone: whoever started this process has to end it with the head.
+    """
+    set_environment(environment, rank)
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.v1.executor.multiproc_executor import MultiprocExecutor
+
+    with refused_starts(model):
+        arguments = EngineArgs(**engine_arguments(model, launch, rank))
+        config = arguments.create_engine_config(headless=True)
+        executor = MultiprocExecutor(config, monitor_workers=False)
+    heart.ready()
+    while all(worker.proc.is_alive() for worker in executor.workers):
+        heart.step()  # alive: only the head can see the forwards
+        time.sleep(1)
+    code = next(worker.proc.exitcode for worker in executor.workers if not worker.proc.is_alive())
+    if code < 0:
+        os.kill(os.getpid(), -code)  # so that the supervisor knows what ended the worker
+    sys.exit("a worker ended by itself")

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from producer.nodes import slurm_tasks
 from producer.planning import AcceptedProfile, PlannedCampaign, freeze_deployment, plan_campaign
 from producer.resolving import import_digest, profile_digest, read_campaign, resolve
 from schemas.canonical import canonical_bytes, digest, file_digest, is_file, parse, read_bytes, sha256, short
@@ -31,7 +32,8 @@ def read_profile(file: Path) -> AcceptedProfile:
 def job_of(campaign: Campaign, deployment: str) -> Job:
     """What the jobs of a deployment ask for: its own execution block, or the campaign's."""
     execution = campaign.deployments[deployment].execution or campaign.execution
-    return Job(**{field: getattr(execution, field) for field in Job.__struct_fields__})
+    fields: dict[str, Any] = {field: getattr(execution, field, None) for field in Job.__struct_fields__}
+    return Job(**fields | {"tasks": slurm_tasks(execution)})
 
 
 def summary_of_campaign(campaign: Campaign, request: Request) -> CampaignSummary:
@@ -82,6 +84,7 @@ JOB_RESOURCES = {
     "mem_mb": "mem_mb",
     "runtime": "runtime_minutes",
     "nodes": "nodes",
+    "tasks": "tasks",
     "slurm_partition": "partition",
     "slurm_account": "account",
     "gres": "gres",

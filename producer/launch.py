@@ -9,6 +9,7 @@ import os
 import sys
 from pathlib import Path
 
+from producer.nodes import launch_words
 from producer.resolving import read_campaign
 from producer.source_digest import producer_digest
 from schemas.errors import Refusal, run
@@ -21,8 +22,12 @@ JOB_VARIABLES = (
     "SLURM_JOB_ID",
     "SLURM_JOB_GPUS",
     "SLURM_STEP_GPUS",
+    "SLURM_NODEID",
+    "SLURM_STEP_NODELIST",
+    "SLURM_STEP_NUM_NODES",
+    "SLURM_STEP_NUM_TASKS",
 )
-"""What a job knows of its devices. A container with a clean environment gets these too."""
+"""What a job knows of its devices and its place. A container with a clean environment gets these too."""
 
 SEPARATORS = ",:"
 """What container runtimes read as the end of a mount's path."""
@@ -42,13 +47,11 @@ def apptainer(container: Container, execution: Execution, project: str, inner: l
 
 
 def pyxis(container: Container, execution: Execution, project: str, inner: list[str]) -> list[str]:
-    """`srun` with Pyxis (its wiki, Usage): one task in the container, on all that the job has."""
+    """`srun` with Pyxis (its wiki, Usage): a task a node in the container, on all that the job has."""
     mounts = ",".join((f"{project}:{project}", *container.mounts))
     passed = ",".join((*JOB_VARIABLES, *execution.environment))
     return [
-        "srun",
-        "--overlap",
-        "--ntasks=1",
+        *(launch_words(execution) or ["srun", "--overlap", "--ntasks=1"]),
         f"--container-image={container.image}",
         f"--container-mounts={mounts}",
         f"--container-workdir={project}",
@@ -58,15 +61,22 @@ def pyxis(container: Container, execution: Execution, project: str, inner: list[
     ]
 
 
-RUNTIMES = {"apptainer": apptainer, "pyxis": pyxis}
+def command_of(
+    execution: Execution, project: str, digest: str, command: list[str], again: list[str] | None = None
+) -> list[str]:
+    """The argument vector of a producer command (`producer.<module>`, its arguments) under an execution block.
 
-
-def command_of(execution: Execution, project: str, digest: str, command: list[str]) -> list[str]:
-    """The argument vector of a producer command (`producer.<module>`, its arguments) under an execution block."""
-    if execution.container is None:
-        return [sys.executable, "-m", *command]
-    inner = inner_command(execution.container, digest, command)
-    return RUNTIMES[execution.container.runtime](execution.container, execution, project, inner)
+    `again` is this launch itself, to be run on each node of several: what Slurm tells a task of its place is known
+    there alone. Absent on such a node.
+    """
+    container = execution.container
+    if container is not None and container.runtime == "pyxis":
+        return pyxis(container, execution, project, inner_command(container, digest, command))
+    if again is not None and execution.nodes > 1:
+        return [*launch_words(execution), *again]
+    if container is not None:
+        return apptainer(container, execution, project, inner_command(container, digest, command))
+    return [sys.executable, "-m", *command]
 
 
 def environment_of(execution: Execution, environment: dict[str, str], file: Path) -> dict[str, str]:
@@ -97,13 +107,15 @@ def main() -> None:
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument("--deployment")
     which.add_argument("--cell", help="name of one of the deployment's cells")
+    parser.add_argument("--on-node", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("command", nargs="+", help="-- producer.<module> and its arguments")
     arguments = parser.parse_args()
     execution = execution_of(arguments.campaign, arguments.deployment or deployment_of(arguments.cell))
     project = str(Path.cwd())
     if execution.container is not None and any(separator in project for separator in SEPARATORS):
         raise Refusal("project folder", f"a path without {' and '.join(SEPARATORS)}", project, arguments.campaign)
-    command = command_of(execution, project, producer_digest(), arguments.command)
+    again = None if arguments.on_node else [sys.executable, "-m", "producer.launch", "--on-node", *sys.argv[1:]]
+    command = command_of(execution, project, producer_digest(), arguments.command, again)
     environment = environment_of(execution, dict(os.environ), arguments.campaign)
     try:
         os.execvpe(command[0], command, environment)  # noqa: S606 (no shell is the point)

@@ -20,6 +20,7 @@ from producer.heartbeat import Heartbeat
 from producer.journal import Journal, JournalWriter, check_sessions, read_journal
 from producer.launch_checks import launch_facts
 from producer.lockstep import Lockstep
+from producer.nodes import Place, add_arguments, given_place
 from producer.progress import PointLog
 from producer.record import producer_record, serving_config
 from producer.session import Host, MeasurementFailed, measure
@@ -117,27 +118,30 @@ def host_of(engine: Any, lockstep: Lockstep, heart: Heartbeat, log: PointLog, wr
         return seconds
 
     parallel = engine.core.vllm_config.parallel_config
-    first = parallel.data_parallel_rank * parallel.tensor_parallel_size
+    first = parallel.data_parallel_rank_local * parallel.tensor_parallel_size
     return Host(
         clock=time.monotonic,
         spent=engine.scheduler.spent,
         cached_tokens=engine.scheduler.cached_tokens,
         exchange=lockstep.exchange,
-        device_state=reader_of(engine.device, range(first, first + parallel.tensor_parallel_size)),
+        device_state=reader_of(engine.device, range(first, first + parallel.local_world_size)),
         started=started,
         rejected=heart.rejected,
         finish=finish,
     )
 
 
-def measure_rank(cell: FrozenCell, folder: Path, rank: int, port: int, heart: Heartbeat) -> None:
+def measure_rank(cell: FrozenCell, folder: Path, rank: int, place: Place, heart: Heartbeat) -> None:
     """Start this rank's engine and measure the points without a line, together with the other ranks."""
     from producer import engine as engine_half
 
     identity = cell.identity
+    parallel = engine_half.Rank(rank, identity.topology.dp, place)
+    if parallel.follows:
+        engine_half.follow(cell.model, identity, identity.environment, parallel, heart)
+        return
     journal_file = folder / "repetitions.jsonl"
     journal = read_journal(journal_file, cell.digest)
-    parallel = engine_half.DataParallel(rank, identity.topology.dp, port)
     engine = engine_half.start(cell.model, identity, identity.environment, parallel)
     check_engine(cell, engine)
 
@@ -175,14 +179,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cell", type=Path, required=True)
     parser.add_argument("--rank", type=int, required=True)
-    parser.add_argument("--port", type=int, required=True, help="where the ranks meet, on this machine")
+    add_arguments(parser)
     parser.add_argument("--supervisor", type=int, required=True, help="process that watches this one")
     parser.add_argument("--heartbeat", type=int, required=True, help="file descriptor of the shared pulse")
     arguments = parser.parse_args()
     prepare_rank(arguments.supervisor)
     cell = read_model(FrozenCell, arguments.cell, "frozen cell")
     try:
-        measure_rank(cell, arguments.cell.parent, arguments.rank, arguments.port, Heartbeat(arguments.heartbeat))
+        measure_rank(
+            cell, arguments.cell.parent, arguments.rank, given_place(arguments), Heartbeat(arguments.heartbeat)
+        )
     except MeasurementFailed as failure:
         print(f"rank {arguments.rank}: {failure}", file=sys.stderr)
         sys.exit(1)

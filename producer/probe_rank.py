@@ -9,7 +9,9 @@ from pathlib import Path
 import msgspec
 
 from producer.adapters import adapter_of, pins_digest
+from producer.heartbeat import Heartbeat
 from producer.lockstep import Lockstep
+from producer.nodes import add_arguments, given_place
 from producer.resolving import launch_of, probe_digest, read_campaign, resolve
 from producer.supervise import prepare_rank
 from schemas.canonical import parse, write_model
@@ -24,9 +26,9 @@ def main() -> None:
     parser.add_argument("--phase", required=True)
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--rank", type=int, required=True)
-    parser.add_argument("--port", type=int, required=True, help="where the ranks meet, on this machine")
+    add_arguments(parser)
     parser.add_argument("--supervisor", type=int, required=True, help="process that watches this one")
-    parser.add_argument("--heartbeat", type=int, required=True, help="unused: a probe takes no steps")
+    parser.add_argument("--heartbeat", type=int, required=True, help="file descriptor of the shared pulse")
     arguments = parser.parse_args()
     prepare_rank(arguments.supervisor)
     request = resolve(read_campaign(arguments.campaign), arguments.campaign)
@@ -34,8 +36,11 @@ def main() -> None:
 
     from producer import engine
 
-    parallel = engine.DataParallel(arguments.rank, deployment.topology.dp, arguments.port)
-    started = engine.start(deployment.model, deployment, request.environment, parallel)
+    rank = engine.Rank(arguments.rank, deployment.topology.dp, given_place(arguments))
+    if rank.follows:
+        engine.follow(deployment.model, deployment, request.environment, rank, Heartbeat(arguments.heartbeat))
+        return
+    started = engine.start(deployment.model, deployment, request.environment, rank)
     from producer.observe import observe_scheduler
 
     own = msgspec.json.encode((started.observe_workers(), observe_scheduler(started.scheduler)))

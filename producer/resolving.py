@@ -6,6 +6,7 @@ from pathlib import Path
 from producer.adapters import adapter_of, pins_digest
 from producer.contracts import CONTRACT_OF_RESIDENCY, Contract, contract_of, execution_identity
 from producer.grids import axes
+from producer.nodes import nodes_needed
 from schemas.canonical import digest, parse, read_model, read_yaml
 from schemas.errors import Refusal
 from schemas.launch import ExecutionIdentity, Strategy, strategy
@@ -53,6 +54,7 @@ def resolve(campaign: Campaign, file: Path) -> Request:
             raise Refusal(f"acceptance.{name}", f"one of {', '.join(campaign.deployments)}", repr(name), file)
     _check_environment(campaign, file)
     for name, deployment in campaign.deployments.items():
+        _check_nodes(name, deployment, campaign, system, file)
         _check_gres(name, deployment, campaign, file)
     _check_distinct(campaign, file)
     return Request(
@@ -77,12 +79,29 @@ def _check_environment(campaign: Campaign, file: Path) -> None:
             raise Refusal(f"environment.{name}", wanted, "a value", file)
 
 
+def _check_nodes(name: str, deployment: Deployment, campaign: Campaign, system: System, file: Path) -> None:
+    """The allocation is what the topology takes in equal parts: fewer nodes do not hold it, and its numbers are those
+    of no other spread."""
+    topology, per_node = deployment.topology, system.node.num_gpus_per_node
+    nodes = (deployment.execution or campaign.execution).nodes
+    found = f"tp {topology.tp} x dp {topology.dp}"
+    if topology.gpus > nodes * per_node:
+        where = f"{nodes} nodes of {system.name}" if nodes > 1 else system.name
+        raise Refusal(f"deployments.{name}.topology", f"at most {nodes * per_node} GPUs of {where}", found, file)
+    needed = nodes_needed(topology, per_node)
+    if nodes != needed:
+        wanted = f"{needed}, the fewest that take {found} in equal parts of at most {per_node} GPUs"
+        raise Refusal(f"deployments.{name}.execution.nodes", wanted, nodes, file)
+
+
 def _check_gres(name: str, deployment: Deployment, campaign: Campaign, file: Path) -> None:
     """A job that gets another number of GPUs than its engine takes wastes them or dies late."""
     gres = (deployment.execution or campaign.execution).gres
-    gpus = deployment.topology.gpus
+    nodes = (deployment.execution or campaign.execution).nodes
+    gpus = deployment.topology.gpus // nodes
     if gres is not None and int(gres.rsplit(":", 1)[1]) != gpus:
-        expected = f"{gres.rsplit(':', 1)[0]}:{gpus}, the GPUs of deployment {name}"
+        node = " on each node" if nodes > 1 else ""
+        expected = f"{gres.rsplit(':', 1)[0]}:{gpus}, the GPUs of deployment {name}{node}"
         raise Refusal(f"deployments.{name}.execution.gres", expected, gres, file)
 
 
@@ -103,8 +122,8 @@ def _check_distinct(campaign: Campaign, file: Path) -> None:
         seen[selector] = name
 
 
-def _check_topology(field: str, deployment: Deployment, config: ModelConfig, system: System, file: Path) -> Strategy:
-    """The strategy of the deployment's topology; refuses what no launch, no producer or no node has."""
+def _check_topology(field: str, deployment: Deployment, config: ModelConfig, file: Path) -> Strategy:
+    """The strategy of the deployment's topology; refuses what no launch or no producer has."""
     topology = deployment.topology
     if not config.num_experts and topology.dp > 1:
         wanted = "1 for a dense model: its data-parallel ranks are independent engines"
@@ -118,9 +137,6 @@ def _check_topology(field: str, deployment: Deployment, config: ModelConfig, sys
         )
         found = f"tp {topology.tp}, dp {topology.dp}, moe_tp {topology.moe_tp}, moe_ep {topology.moe_ep}"
         raise Refusal(f"{field}.topology", wanted, found, file)
-    if topology.gpus > system.node.num_gpus_per_node:
-        wanted = f"at most {system.node.num_gpus_per_node} GPUs of {system.name}"
-        raise Refusal(f"{field}.topology", wanted, f"tp {topology.tp} x dp {topology.dp}", file)
     return chosen
 
 
@@ -213,7 +229,7 @@ def _check_limits(field: str, deployment: Deployment, config: ModelConfig, syste
 def _resolve_deployment(name: str, deployment: Deployment, system: System, file: Path) -> ResolvedDeployment:
     field = f"deployments.{name}"
     config = read_model_config(Path(deployment.model))
-    chosen = _check_topology(field, deployment, config, system, file)
+    chosen = _check_topology(field, deployment, config, file)
     identity = execution_identity(config.architecture, config.sha256, deployment.engram_residency)
     contract = _check_contract(field, deployment, chosen, identity, file)
     _check_precision(field, deployment, config, file)
@@ -250,6 +266,7 @@ def read_declared(file: Path) -> Profile:
 
 def launch_of(request: Request, deployment: ResolvedDeployment) -> dict[str, object]:
     """What an engine of this deployment is started as: the part of an identity that does not depend on points."""
+    nodes = nodes_needed(deployment.topology, request.system.node.num_gpus_per_node)
     return {
         "system": request.system.name,
         "backend": request.backend,
@@ -264,6 +281,7 @@ def launch_of(request: Request, deployment: ResolvedDeployment) -> dict[str, obj
         "limits": deployment.limits.model_dump(mode="json"),
         "engine": deployment.engine.model_dump(mode="json", exclude_none=True),
         "environment": request.environment,
+        **({"nodes": nodes} if nodes > 1 else {}),
     }
 
 

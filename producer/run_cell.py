@@ -5,16 +5,20 @@ signal n. Whatever ends it, the points in repetitions.jsonl are kept and never m
 """
 
 import argparse
+import os
 import sys
 from pathlib import Path
+from typing import Any
 
 from producer.adapters import Adapter, adapter_of, check_installed, pins_digest
 from producer.artifact import assemble, contract_of, receipt
-from producer.exclusive import claim, exclusive_devices
+from producer.control import Engines, Head, follow, head_of
+from producer.exclusive import claim
 from producer.journal import Journal, read_journal
+from producer.nodes import Place, add_arguments, given_place, place_of
 from producer.progress import StatusFile
 from producer.record import producer_record
-from producer.supervise import Patience, Stopped, rank_commands, stop_on_signals, supervise
+from producer.supervise import Patience, Stopped, stop_on_signals
 from producer.tokens import GENERATOR
 from schemas.canonical import digest, read_bytes, read_model, sha256
 from schemas.errors import HELD, REFUSED, Refusal, run
@@ -60,18 +64,15 @@ def check_producer(cell: FrozenCell, adapter: Adapter, journal: Journal, file: P
             raise Refusal(f"producer.{field} of this journal", began.get(field), f"{now.get(field)} here", file)
 
 
-def measure_missing(cell: FrozenCell, file: Path, journal: Journal, patience: Patience) -> int:
+def measure_missing(cell: FrozenCell, file: Path, journal: Journal, patience: Patience, head: Head) -> int:
     """Run the engine until every point has a line; returns the exit code, after saying why when it is not 0."""
     check_model(cell, file)
     adapter = adapter_of(cell.identity.runtime_backend_version, file)
     check_installed(adapter)
     check_producer(cell, adapter, journal, file.parent / "repetitions.jsonl")
-    topology = cell.identity.topology
     status = StatusFile(cell, file.parent, len(journal.finished))
-    commands = rank_commands("producer.measure_rank", ["--cell", str(file)], topology.dp)
     try:
-        with exclusive_devices(adapter.device, topology.gpus):
-            ended = supervise(commands, patience, status.watch)
+        ended = head.supervise(engines_of(cell, file), patience, producer_record(cell, adapter), status.watch)
     except Stopped as stop:
         status.write("stopped", str(stop))
         kept = f"{points_kept(cell, file)} of {len(cell.points.points())} points are measured and kept"
@@ -115,18 +116,45 @@ def write_artifacts(cell: FrozenCell, folder: Path) -> None:
     write_once(folder / "receipt.json", receipt(cell, journal, files))
 
 
-def measure(file: Path, patience: Patience) -> int:
+def engines_of(cell: FrozenCell, file: Path) -> Engines:
+    device = adapter_of(cell.identity.runtime_backend_version, file).device
+    return Engines("producer.measure_rank", ["--cell", str(file)], cell.identity.topology, device)
+
+
+def follow_cell(cell: FrozenCell, file: Path, patience: Patience, place: Place) -> int:
+    """Run another node's part of what the head measures; returns the head's exit code."""
+
+    def facts() -> dict[str, Any]:
+        check_model(cell, file)
+        adapter = adapter_of(cell.identity.runtime_backend_version, file)
+        check_installed(adapter)
+        return producer_record(cell, adapter)
+
+    return follow(place, engines_of(cell, file), patience, facts)
+
+
+def measure(cell: FrozenCell, file: Path, patience: Patience, head: Head) -> int:
     """Measure what is missing of the cell in `file`, and write its artifacts; returns the exit code."""
-    cell = read_model(FrozenCell, file, "frozen cell")
-    check_cell(cell, file)
     with claim(file.parent):
         journal = read_journal(file.parent / "repetitions.jsonl", cell.digest)
         if len(journal.finished) < len(cell.points.points()):
-            code = measure_missing(cell, file, journal, patience)
+            code = measure_missing(cell, file, journal, patience, head)
             if code:
                 return code
         write_artifacts(cell, file.parent)
     return 0
+
+
+def run_cell(file: Path, patience: Patience, given: Place) -> int:
+    """This node's part of the cell in `file`: all of it where there is one node; returns the exit code."""
+    cell = read_model(FrozenCell, file, "frozen cell")
+    check_cell(cell, file)
+    place = place_of(cell.identity.nodes or 1, given, os.environ)
+    if place.node_rank:
+        return follow_cell(cell, file, patience, place)
+    with head_of(place, patience) as head:
+        head.code = measure(cell, file, patience, head)
+    return head.code
 
 
 def main() -> None:
@@ -134,10 +162,13 @@ def main() -> None:
     parser.add_argument("--cell", type=Path, required=True, help="cell.json")
     parser.add_argument("--start-timeout", type=float, default=3600, help="seconds until an engine must run")
     parser.add_argument("--step-timeout", type=float, default=600, help="seconds that one step may take")
+    add_arguments(parser)
     arguments = parser.parse_args()
     stop_on_signals()
     try:
-        code = measure(arguments.cell, Patience(arguments.start_timeout, arguments.step_timeout))
+        code = run_cell(
+            arguments.cell, Patience(arguments.start_timeout, arguments.step_timeout), given_place(arguments)
+        )
     except Stopped as stop:  # before or after the engine: nothing of it runs
         print(f"{stop}: {arguments.cell}", file=sys.stderr)
         code = 128 + stop.number

@@ -1,14 +1,16 @@
 """Start one deployment's engine once and record what memory it really has."""
 
 import argparse
-import contextlib
+import os
 import sys
 from pathlib import Path
 
 from producer.adapters import adapter_of, check_installed
-from producer.exclusive import exclusive_devices
-from producer.resolving import probe_digest, read_campaign, resolve
-from producer.supervise import Patience, Stopped, rank_commands, stop_on_signals, supervise
+from producer.control import Engines, follow, head_of
+from producer.nodes import add_arguments, given_place, nodes_needed, place_of
+from producer.resolving import launch_of, probe_digest, read_campaign, resolve
+from producer.source_digest import producer_digest
+from producer.supervise import Patience, Stopped, stop_on_signals
 from schemas.canonical import short
 from schemas.errors import HELD, REFUSED, Refusal, run
 
@@ -21,6 +23,7 @@ def probe() -> None:
     parser.add_argument("--phase", required=True)
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--start-timeout", type=float, default=3600, help="seconds until an engine must run")
+    add_arguments(parser)
     arguments = parser.parse_args()
 
     request = resolve(read_campaign(arguments.campaign), arguments.campaign)
@@ -37,13 +40,19 @@ def probe() -> None:
 
     options = ["--campaign", str(arguments.campaign), "--deployment", arguments.deployment]
     options += ["--phase", arguments.phase, "--output", str(arguments.output)]
-    commands = rank_commands("producer.probe_rank", options, deployment.topology.dp)
     patience = Patience(arguments.start_timeout, arguments.start_timeout)
     name = f"probe {arguments.deployment} {arguments.phase}"
-    with contextlib.ExitStack() as held:
-        if adapter.device != "cpu":  # a probe measures no time: on the CPU it may run beside another
-            held.enter_context(exclusive_devices(adapter.device, deployment.topology.gpus))
-        ended = supervise(commands, patience, lambda pulses: None)
+    facts = {**launch_of(request, deployment), "producer": producer_digest()}
+    nodes = nodes_needed(deployment.topology, request.system.node.num_gpus_per_node)
+    place = place_of(nodes, given_place(arguments), os.environ)
+    # A probe measures no time: on the CPU it may run beside another.
+    device = None if adapter.device == "cpu" else adapter.device
+    engines = Engines("producer.probe_rank", options, deployment.topology, device)
+    if place.node_rank:
+        sys.exit(follow(place, engines, patience, lambda: facts))
+    with head_of(place, patience) as head:
+        ended = head.supervise(engines, patience, facts, lambda pulses: None)
+        head.code = ended.code
     if ended.code not in (0, REFUSED, HELD):
         print(f"failed: {name}: {ended.reason}", file=sys.stderr)
     sys.exit(ended.code)

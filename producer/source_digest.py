@@ -39,6 +39,8 @@ NOT_MEASURING = {
     "producer/remember.py": "what need not be computed again",
     "producer/run_probe.py": "the records of a probe, which have a protocol of their own",
     "producer/probe_rank.py": "the records of a probe, which have a protocol of their own",
+    "producer/nodes.py": "on which nodes processes run; on how many is frozen in the cell",
+    "producer/control.py": "when processes start and end; what they wrote counts or does not by itself",
     "producer/supervise.py": "when processes start and end; what they wrote counts or does not by itself",
     "producer/progress.py": "what a person sees meanwhile",
     "producer/releases.py": "whose records are read, not what is in them",

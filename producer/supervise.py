@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from types import FrameType
 from typing import NamedTuple
 
@@ -42,6 +42,18 @@ class Supervised(NamedTuple):
 
     code: int
     reason: str = ""
+
+
+class Ended(NamedTuple):
+    """How one process or node ended: exit code, or the negative number of a signal, and why in words."""
+
+    code: int
+    reason: str = ""
+
+
+def worst(ends: Iterable[Ended]) -> Ended | None:
+    """The end that the others follow from: whoever was killed comes first, then whoever refuses, then the first."""
+    return min(ends, key=lambda end: (end.code >= 0, end.code not in (REFUSED, HELD)), default=None)
 
 
 class Stopped(Exception):
@@ -87,27 +99,23 @@ def free_port() -> int:
         return port
 
 
-def _died(code: int, rank: int) -> str:
+def _died(code: int, name: str) -> str:
     if code >= 0:
-        return f"rank {rank} ended with exit code {code}, see above"
-    return f"rank {rank} was ended by {signal.Signals(-code).name}"
-
-
-def without_engine(pulses: list[Pulse]) -> str:
-    """The ranks whose engine is not there, in words."""
-    return " and ".join(f"rank {rank}" for rank, pulse in enumerate(pulses) if not pulse.ready)
+        return f"{name} ended with exit code {code}, see above"
+    return f"{name} was ended by {signal.Signals(-code).name}"
 
 
 class Ranks:
-    """Running processes with their heartbeats, in rank order."""
+    """Running processes with their heartbeats, in rank order, by name."""
 
-    def __init__(self, commands: list[list[str]]) -> None:
-        self.hearts = [Heartbeat.create(f"passgrid-rank{rank}") for rank in range(len(commands))]
-        self.processes: list[subprocess.Popen[bytes]] = []
+    def __init__(self, commands: Mapping[str, list[str]]) -> None:
         self._commands = commands
+        self.names = list(commands)
+        self.hearts = [Heartbeat.create(f"passgrid {name}") for name in self.names]
+        self.processes: list[subprocess.Popen[bytes]] = []
 
     def start(self) -> None:
-        for command, heart in zip(self._commands, self.hearts, strict=True):
+        for command, heart in zip(self._commands.values(), self.hearts, strict=True):
             own = ["--supervisor", str(os.getpid()), "--heartbeat", str(heart.fd)]
             # A session of its own lets the workers that vLLM starts below a rank be ended with it.
             process = subprocess.Popen([*command, *own], pass_fds=(heart.fd,), start_new_session=True)
@@ -126,39 +134,45 @@ class Ranks:
     def codes(self) -> list[int | None]:
         return [process.poll() for process in self.processes]
 
-    def failure(self) -> Supervised | None:
-        """How the ranks failed, once one has: whoever was killed comes first, then whoever refuses, then whoever
-        failed because of them."""
+    def without_engine(self) -> str:
+        """The ranks whose engine is not there, in words."""
+        return " and ".join(name for name, pulse in zip(self.names, self.pulses(), strict=True) if not pulse.ready)
+
+    def failure(self) -> Ended | None:
+        """How the ranks failed, once one has; those that follow it have some seconds to say so."""
         if not any(self.codes()):
             return None
         deadline = time.monotonic() + FOLLOW_SECONDS
         while None in self.codes() and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS)
-        bad = [(code, rank) for rank, code in enumerate(self.codes()) if code]
-        code, rank = min(bad, key=lambda end: (end[0] >= 0, end[0] not in (REFUSED, HELD), end[1]))
-        if code == -signal.SIGTERM:  # a cluster stops every process of a job; this one's turn comes next
-            ignore_signals()
-            raise Stopped(signal.SIGTERM)
-        return Supervised(code if code > 0 else 1, _died(code, rank))
+        codes = zip(self.codes(), self.names, strict=True)
+        return worst(Ended(code, _died(code, name)) for code, name in codes if code)
 
     def end(self) -> None:
         for process in self.processes:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-        for rank, process in enumerate(self.processes):
+        for name, process in zip(self.names, self.processes, strict=False):
             try:
                 process.wait(END_SECONDS)
             except subprocess.TimeoutExpired:
-                print(f"rank {rank} (process {process.pid}) does not go: its driver hangs", file=sys.stderr)
+                print(f"{name} (process {process.pid}) does not go: its driver hangs", file=sys.stderr)
         for heart in self.hearts:
             os.close(heart.fd)
 
 
-def supervise(commands: list[list[str]], patience: Patience, watch: Callable[[list[Pulse]], None]) -> Supervised:
-    """Run one command a rank until all have ended well, or one has not; `watch` sees their pulses now and then.
+def watch_ranks(
+    commands: Mapping[str, list[str]],
+    patience: Patience,
+    watch: Callable[[list[Pulse]], None],
+    elsewhere: Callable[[], Ended | None] = lambda: None,
+) -> Ended:
+    """Run one command a rank until all have ended well, one has not, or something `elsewhere` has ended.
+
+    `watch` sees their pulses now and then. `elsewhere` says how another node of the launch ended.
 
     Raises:
-        Stopped: this process or a rank got a signal (see `stop_on_signals`); the ranks have been ended.
+        Stopped: this process got a signal (see `stop_on_signals`); the ranks have been ended.
     """
     ranks = Ranks(commands)
     last = ranks.pulses()
@@ -166,13 +180,13 @@ def supervise(commands: list[list[str]], patience: Patience, watch: Callable[[li
     try:
         ranks.start()
         while True:
-            failure = ranks.failure()
+            failure = ranks.failure() or elsewhere()
             pulses = ranks.pulses()
             watch(pulses)
             if failure is not None:
                 return failure
             if all(code == 0 for code in ranks.codes()):
-                return Supervised(0)
+                return Ended(0)
             now = time.monotonic()
             alive = [now if new != old else then for new, old, then in zip(pulses, last, alive, strict=True)]
             last = pulses
@@ -180,15 +194,20 @@ def supervise(commands: list[list[str]], patience: Patience, watch: Callable[[li
             silent = [now - then for then, code in zip(alive, ranks.codes(), strict=True) if code is None]
             if silent and max(silent) > (patience.step_seconds if ready else patience.start_seconds):
                 ranks.explain_hang()
-                what = "no step" if ready else f"no engine of {without_engine(pulses)}"
-                return Supervised(1, f"{what} for {max(silent):.0f} s")
+                what = "no step" if ready else f"no engine of {ranks.without_engine()}"
+                return Ended(1, f"{what} for {max(silent):.0f} s")
             time.sleep(POLL_SECONDS)
     finally:
         ignore_signals()
         ranks.end()
 
 
-def rank_commands(module: str, arguments: list[str], dp: int) -> list[list[str]]:
-    """The command of each data-parallel rank; they meet at a port of this machine."""
-    port = str(free_port())
-    return [[sys.executable, "-m", module, *arguments, "--rank", str(rank), "--port", port] for rank in range(dp)]
+def verdict(ended: Ended) -> Supervised:
+    """What follows for this process from how its ranks ended.
+
+    Raises:
+        Stopped: a rank got a signal.
+    """
+    if ended.code == -signal.SIGTERM:  # a cluster stops every process of a job; this one's turn comes next
+        raise Stopped(signal.SIGTERM)
+    return Supervised(ended.code if ended.code >= 0 else 1, ended.reason)

@@ -1,6 +1,8 @@
 """The plan: which cells a campaign has, what identifies each, and what was left out."""
 
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from schemas.canonical import Strict, digest, short
 from schemas.launch import EngineSettings, ExecutionIdentity, Limits, Precision, Strategy, Topology
@@ -51,6 +53,8 @@ class CellIdentity(Strict):
     points_sha256: str
     execution_identity: ExecutionIdentity | None = None
     warmup_iterations: int | None = None
+    nodes: Annotated[int, Field(ge=2)] | None = None
+    """Nodes that the topology is spread over; absent for one."""
 
 
 class FrozenCell(Strict):

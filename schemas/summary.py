@@ -21,6 +21,7 @@ class Job(msgspec.Struct, frozen=True):
     partition: str | None = None
     account: str | None = None
     gres: str | None = None
+    tasks: int | None = None
 
 
 class DeploymentSummary(msgspec.Struct, frozen=True):

@@ -228,7 +228,10 @@ def bench_scale(folder: Path) -> dict[str, object]:
     status = (sys.executable, "workflow/scripts/status.py", "--campaign", "config/campaigns/cpu-demo.yaml", "--json")
     first = cpu_seconds_of(*status, cwd=ours)  # plans the campaign, once
     parse = [(cpu_seconds_of("snakemake", "--list-rules", cwd=path)) for path in (ours, empty) for _ in range(REPEATS)]
-    dry = [(cpu_seconds_of("snakemake", "-n", cwd=ours), cpu_seconds_of("snakemake", "-n", cwd=bare)) for _ in range(SCALE_REPEATS)]
+    dry = [
+        (cpu_seconds_of("snakemake", "-n", cwd=ours), cpu_seconds_of("snakemake", "-n", cwd=bare))
+        for _ in range(SCALE_REPEATS)
+    ]
     return {
         "scale": {
             "plan_10k_cpu_seconds": first,

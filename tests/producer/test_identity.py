@@ -140,4 +140,4 @@ def test_what_decides_no_number(digests, change):
 
 def test_an_absent_optional_field_leaves_old_digests_alone():
     optional = {name for name, field in CellIdentity.model_fields.items() if not field.is_required()}
-    assert optional == {"schema_version", "model_sidecar_sha256", "execution_identity", "warmup_iterations"}
+    assert optional == {"schema_version", "model_sidecar_sha256", "execution_identity", "warmup_iterations", "nodes"}

@@ -13,7 +13,7 @@ import pytest
 from conftest import ROOT
 
 from producer.heartbeat import Heartbeat, Pulse
-from producer.supervise import SIGNALS, Patience, Stopped, Supervised, supervise
+from producer.supervise import SIGNALS, Patience, Stopped, Supervised, verdict, watch_ranks
 
 PATIENT = Patience(start_seconds=30, step_seconds=30)
 
@@ -55,9 +55,13 @@ def still_running(pids: list[int]) -> list[int]:
     return [pid for pid in pids if runs(pid)]
 
 
+def named(commands: list[list[str]]) -> dict[str, list[str]]:
+    return {f"rank {rank}": command for rank, command in enumerate(commands)}
+
+
 def watched(commands: list[list[str]], patience: Patience = PATIENT) -> tuple[Supervised, list[list[Pulse]]]:
     pulses: list[list[Pulse]] = []
-    return supervise(commands, patience, pulses.append), pulses
+    return verdict(watch_ranks(named(commands), patience, pulses.append)), pulses
 
 
 def test_ranks_that_end_well():
@@ -140,7 +144,7 @@ def test_a_rank_dies_with_its_supervisor(tmp_path: Path):
     """Killed at once, the supervisor can end nobody: the kernel does."""
     pid = tmp_path / "pid"
     rank = program(f"open({str(pid)!r}, 'w').write(str(os.getpid())); time.sleep(1000)")
-    code = f"from producer.supervise import *; supervise([{rank!r}], Patience(30, 30), lambda pulses: None)"
+    code = f"from producer.supervise import *; watch_ranks({named([rank])!r}, Patience(30, 30), lambda pulses: None)"
     supervisor = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT)
     while not pid.exists() or not pid.read_text():
         time.sleep(0.01)
@@ -180,7 +184,7 @@ def test_two_signals_in_a_row_still_end_every_rank(tmp_path: Path):
 from producer.supervise import *
 stop_on_signals()
 try:
-    supervise({[rank] * 4!r}, Patience(60, 60), lambda pulses: None)
+    watch_ranks({named([rank] * 4)!r}, Patience(60, 60), lambda pulses: None)
 except Stopped as stop:
     sys.exit(128 + stop.number)
 """
