@@ -160,6 +160,18 @@ class CampaignGraph:
 
         return value
 
+    def asked(self, **fields: str) -> dict[str, Callable[[Any], Any]]:
+        """Snakemake's resource -> function of a job's wildcards, of the execution fields that some deployment sets.
+
+        One that none sets is left off the rules: a rule's own value, also None, keeps `--default-resources` away.
+        """
+        blocks = [self.execution(name) for name in self.deployments]
+        return {
+            resource: self.resource(field)
+            for resource, field in fields.items()
+            if any(getattr(block, field) is not None for block in blocks)
+        }
+
 
 class ParsedCampaign(CampaignGraph):
     """The graph as the Snakefile holds it: a refusal ends the parse with its one line."""

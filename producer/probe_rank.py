@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 
 from producer.adapters import adapter_of, pins_digest
+from producer.heartbeat import Heartbeat
 from producer.lockstep import Lockstep
 from producer.resolving import launch_of, probe_digest, read_campaign, resolve
 from producer.supervise import prepare_rank
@@ -17,18 +18,8 @@ from schemas.errors import run
 from schemas.observation import ProbeRecord
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--campaign", type=Path, required=True)
-    parser.add_argument("--deployment", required=True)
-    parser.add_argument("--phase", required=True)
-    parser.add_argument("--output", type=Path, required=True)
-    parser.add_argument("--rank", type=int, required=True)
-    parser.add_argument("--port", type=int, required=True, help="where the ranks meet, on this machine")
-    parser.add_argument("--supervisor", type=int, required=True, help="process that watches this one")
-    parser.add_argument("--heartbeat", type=int, required=True, help="unused: a probe takes no steps")
-    arguments = parser.parse_args()
-    prepare_rank(arguments.supervisor)
+def probe_rank(arguments: argparse.Namespace) -> None:
+    """Start this rank's engine, together with the other ranks; rank 0 writes what all of them are."""
     request = resolve(read_campaign(arguments.campaign), arguments.campaign)
     deployment = request.deployments[arguments.deployment]
 
@@ -56,6 +47,22 @@ def main() -> None:
     print(
         f"probe {arguments.deployment} {arguments.phase}: {blocks} blocks, engine up in {started.start_seconds:.1f} s"
     )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--campaign", type=Path, required=True)
+    parser.add_argument("--deployment", required=True)
+    parser.add_argument("--phase", required=True)
+    parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--rank", type=int, required=True)
+    parser.add_argument("--port", type=int, required=True, help="where the ranks meet, on this machine")
+    parser.add_argument("--supervisor", type=int, required=True, help="process that watches this one")
+    parser.add_argument("--heartbeat", type=int, required=True, help="file descriptor of the shared pulse")
+    arguments = parser.parse_args()
+    prepare_rank(arguments.supervisor)
+    with Heartbeat(arguments.heartbeat).telling():
+        probe_rank(arguments)
 
 
 if __name__ == "__main__":

@@ -10,11 +10,13 @@ from pathlib import Path
 
 from producer.adapters import Adapter, adapter_of, check_installed, pins_digest
 from producer.artifact import assemble, contract_of, receipt
+from producer.attempts import recorded
+from producer.devices import check_devices
 from producer.exclusive import claim, exclusive_devices
 from producer.journal import Journal, read_journal
 from producer.progress import StatusFile
 from producer.record import producer_record
-from producer.supervise import Patience, Stopped, rank_commands, stop_on_signals, supervise
+from producer.supervise import Patience, Stopped, Supervised, rank_commands, stop_on_signals, supervise
 from producer.tokens import GENERATOR
 from schemas.canonical import digest, read_bytes, read_model, sha256
 from schemas.errors import HELD, REFUSED, Refusal, run
@@ -60,32 +62,47 @@ def check_producer(cell: FrozenCell, adapter: Adapter, journal: Journal, file: P
             raise Refusal(f"producer.{field} of this journal", began.get(field), f"{now.get(field)} here", file)
 
 
-def measure_missing(cell: FrozenCell, file: Path, journal: Journal, patience: Patience) -> int:
-    """Run the engine until every point has a line; returns the exit code, after saying why when it is not 0."""
+def check_here(cell: FrozenCell, adapter: Adapter, journal: Journal, file: Path) -> None:
+    """Model, engine, producer and devices of this machine are the cell's: asked before an engine is loaded.
+
+    Raises:
+        Refusal: the first that is not.
+    """
     check_model(cell, file)
-    adapter = adapter_of(cell.identity.runtime_backend_version, file)
     check_installed(adapter)
     check_producer(cell, adapter, journal, file.parent / "repetitions.jsonl")
+    check_devices(adapter.device, cell.identity.topology, file)
+
+
+def measure_missing(cell: FrozenCell, file: Path, journal: Journal, patience: Patience) -> Supervised:
+    """Run the engine until every point has a line; says why when the exit code is not 0."""
+    adapter = adapter_of(cell.identity.runtime_backend_version, file)
     topology = cell.identity.topology
     status = StatusFile(cell, file.parent, len(journal.finished))
+    try:
+        check_here(cell, adapter, journal, file)
+    except Refusal as refusal:
+        status.write("failed", str(refusal))
+        raise
     commands = rank_commands("producer.measure_rank", ["--cell", str(file)], topology.dp)
     try:
         with exclusive_devices(adapter.device, topology.gpus):
             ended = supervise(commands, patience, status.watch)
     except Stopped as stop:
-        status.write("stopped", str(stop))
-        kept = f"{points_kept(cell, file)} of {len(cell.points.points())} points are measured and kept"
+        points = points_kept(cell, file)
+        status.write("stopped", str(stop), points)
+        kept = f"{points} of {len(cell.points.points())} points are measured and kept"
         print(f"{stop}: {cell.name} at {status.current_point}: {kept}", file=sys.stderr)
-        return 128 + stop.number
+        return Supervised(128 + stop.number, f"{stop}: {kept}")
     if ended.code and points_kept(cell, file) < len(cell.points.points()):
         status.write("failed", ended.reason)
         if ended.code not in (REFUSED, HELD):  # a rank that refuses has said it all
             print(f"failed: {cell.name} at {status.current_point}: {ended.reason}", file=sys.stderr)
-        return ended.code
+        return ended
     if ended.code:
         print(f"{cell.name}: every point is measured; the engine ended badly: {ended.reason}", file=sys.stderr)
     status.write("finished")
-    return 0
+    return Supervised(0)
 
 
 def points_kept(cell: FrozenCell, file: Path) -> int:
@@ -115,18 +132,17 @@ def write_artifacts(cell: FrozenCell, folder: Path) -> None:
     write_once(folder / "receipt.json", receipt(cell, journal, files))
 
 
-def measure(file: Path, patience: Patience) -> int:
+def measure(file: Path, patience: Patience, number: int = 1) -> int:
     """Measure what is missing of the cell in `file`, and write its artifacts; returns the exit code."""
     cell = read_model(FrozenCell, file, "frozen cell")
-    check_cell(cell, file)
-    with claim(file.parent):
+    with claim(file.parent), recorded(file.parent / "attempts.jsonl", number) as attempt:
+        check_cell(cell, file)
         journal = read_journal(file.parent / "repetitions.jsonl", cell.digest)
         if len(journal.finished) < len(cell.points.points()):
-            code = measure_missing(cell, file, journal, patience)
-            if code:
-                return code
-        write_artifacts(cell, file.parent)
-    return 0
+            attempt.ended = measure_missing(cell, file, journal, patience)
+        if not attempt.ended.code:
+            write_artifacts(cell, file.parent)
+    return attempt.ended.code
 
 
 def main() -> None:
@@ -134,10 +150,11 @@ def main() -> None:
     parser.add_argument("--cell", type=Path, required=True, help="cell.json")
     parser.add_argument("--start-timeout", type=float, default=3600, help="seconds until an engine must run")
     parser.add_argument("--step-timeout", type=float, default=600, help="seconds that one step may take")
+    parser.add_argument("--attempt", type=int, default=1, help="of the driver that started this one")
     arguments = parser.parse_args()
     stop_on_signals()
     try:
-        code = measure(arguments.cell, Patience(arguments.start_timeout, arguments.step_timeout))
+        code = measure(arguments.cell, Patience(arguments.start_timeout, arguments.step_timeout), arguments.attempt)
     except Stopped as stop:  # before or after the engine: nothing of it runs
         print(f"{stop}: {arguments.cell}", file=sys.stderr)
         code = 128 + stop.number

@@ -6,23 +6,17 @@ import sys
 from pathlib import Path
 
 from producer.adapters import adapter_of, check_installed
+from producer.attempts import recorded
+from producer.devices import check_devices
 from producer.exclusive import exclusive_devices
 from producer.resolving import probe_digest, read_campaign, resolve
-from producer.supervise import Patience, Stopped, rank_commands, stop_on_signals, supervise
+from producer.supervise import Patience, Stopped, Supervised, rank_commands, stop_on_signals, supervise
 from schemas.canonical import short
 from schemas.errors import HELD, REFUSED, Refusal, run
 
 
-def probe() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--campaign", type=Path, required=True, help="campaign file")
-    parser.add_argument("--deployment", required=True)
-    parser.add_argument("--digest", required=True, help="digest of the probe, or its first digits")
-    parser.add_argument("--phase", required=True)
-    parser.add_argument("--output", type=Path, required=True)
-    parser.add_argument("--start-timeout", type=float, default=3600, help="seconds until an engine must run")
-    arguments = parser.parse_args()
-
+def probe(arguments: argparse.Namespace) -> Supervised:
+    """Start the engine, one process a data-parallel rank, and wait for its records."""
     request = resolve(read_campaign(arguments.campaign), arguments.campaign)
     deployment = request.deployments.get(arguments.deployment)
     if deployment is None:
@@ -34,6 +28,7 @@ def probe() -> None:
         raise Refusal(f"deployments.{arguments.deployment} probe digest", arguments.digest, digest, arguments.campaign)
     adapter = adapter_of(request.runtime_backend_version, arguments.campaign)
     check_installed(adapter)
+    check_devices(adapter.device, deployment.topology, arguments.campaign)
 
     options = ["--campaign", str(arguments.campaign), "--deployment", arguments.deployment]
     options += ["--phase", arguments.phase, "--output", str(arguments.output)]
@@ -46,16 +41,27 @@ def probe() -> None:
         ended = supervise(commands, patience, lambda pulses: None)
     if ended.code not in (0, REFUSED, HELD):
         print(f"failed: {name}: {ended.reason}", file=sys.stderr)
-    sys.exit(ended.code)
+    return ended
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--campaign", type=Path, required=True, help="campaign file")
+    parser.add_argument("--deployment", required=True)
+    parser.add_argument("--digest", required=True, help="digest of the probe, or its first digits")
+    parser.add_argument("--phase", required=True)
+    parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--start-timeout", type=float, default=3600, help="seconds until an engine must run")
+    parser.add_argument("--attempt", type=int, default=1, help="of the driver that started this one")
+    arguments = parser.parse_args()
     stop_on_signals()
     try:
-        probe()
+        with recorded(arguments.output.with_suffix(".attempts.jsonl"), arguments.attempt) as attempt:
+            attempt.ended = probe(arguments)
     except Stopped as stop:
         print(f"{stop}: probe", file=sys.stderr)
         sys.exit(128 + stop.number)
+    sys.exit(attempt.ended.code)
 
 
 if __name__ == "__main__":

@@ -139,7 +139,7 @@ class Ranks:
         if code == -signal.SIGTERM:  # a cluster stops every process of a job; this one's turn comes next
             ignore_signals()
             raise Stopped(signal.SIGTERM)
-        return Supervised(code if code > 0 else 1, _died(code, rank))
+        return Supervised(code if code > 0 else 1, self.hearts[rank].refusal() or _died(code, rank))
 
     def end(self) -> None:
         for process in self.processes:
