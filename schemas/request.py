@@ -1,8 +1,9 @@
 """A campaign: the file a person writes, and the request it resolves to."""
 
+import re
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, StringConstraints, model_validator
+from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
 from schemas.canonical import Strict
 from schemas.launch import (
@@ -74,6 +75,15 @@ class Grid(Strict):
     samples: SampleLimits = SampleLimits()
 
 
+GRES = r"^gpu:([A-Za-z0-9_.]+:)?[1-9][0-9]*$"
+
+
+def _gres(value: str) -> str:
+    if re.fullmatch(GRES, value) is None:
+        raise ValueError("gpu:<n> or gpu:<type>:<n> without quotes of its own, like gpu:4 or gpu:h200:4")
+    return value
+
+
 class Execution(Strict):
     """Where GPU rules run. Determines no number, so no digest of a measurement covers it.
 
@@ -83,7 +93,7 @@ class Execution(Strict):
 
     partition: str | None = None
     account: str | None = None
-    gres: Annotated[str, StringConstraints(pattern=r"^gpu:([A-Za-z0-9_]+:)?[1-9][0-9]*$")] | None = None
+    gres: Annotated[str, AfterValidator(_gres), Field(json_schema_extra={"pattern": GRES})] | None = None
     cpus_per_task: Positive = 1
     mem_mb: Positive = 8000
     runtime_minutes: Positive = 240

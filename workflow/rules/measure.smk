@@ -16,18 +16,19 @@ rule collect_cell:
         "../envs/engine.yaml"
     threads: CAMPAIGN.resource("cpus_per_task")
     resources:
+        **CAMPAIGN.asked(
+            slurm_partition="partition", slurm_account="account", gres="gres"
+        ),
         machine=1,
         cpus_per_task=CAMPAIGN.resource("cpus_per_task"),  # threads are cut to the driver's cores
         mem_mb=CAMPAIGN.resource("mem_mb"),
         runtime=CAMPAIGN.resource("runtime_minutes"),
-        slurm_partition=CAMPAIGN.resource("partition"),
-        slurm_account=CAMPAIGN.resource("account"),
-        gres=CAMPAIGN.resource("gres"),
         start_timeout=CAMPAIGN.resource("start_timeout_seconds"),
         step_timeout=CAMPAIGN.resource("step_timeout_seconds"),
+        attempt=lambda wildcards, attempt: attempt,
     shell:
         "python -m producer.run_cell --cell {input} --start-timeout {resources.start_timeout}"
-        " --step-timeout {resources.step_timeout} 2> {log}"
+        " --step-timeout {resources.step_timeout} --attempt {resources.attempt} 2> {log}"
 
 
 # The artifacts of further data-parallel ranks: how many there are is the cell's affair, so they are no outputs above.

@@ -27,18 +27,20 @@ rule probe:
         "../envs/engine.yaml"
     threads: CAMPAIGN.resource("cpus_per_task")
     resources:
+        **CAMPAIGN.asked(
+            slurm_partition="partition", slurm_account="account", gres="gres"
+        ),
         machine=CAMPAIGN.probe_machine,
         cpus_per_task=CAMPAIGN.resource("cpus_per_task"),  # threads are cut to the driver's cores
         mem_mb=CAMPAIGN.resource("mem_mb"),
         runtime=CAMPAIGN.resource("runtime_minutes"),
-        slurm_partition=CAMPAIGN.resource("partition"),
-        slurm_account=CAMPAIGN.resource("account"),
-        gres=CAMPAIGN.resource("gres"),
         start_timeout=CAMPAIGN.resource("start_timeout_seconds"),
+        attempt=lambda wildcards, attempt: attempt,
     shell:
         f"python -m producer.run_probe --campaign {CAMPAIGN.file}"
         " --deployment {wildcards.deployment} --digest {wildcards.probe} --phase {wildcards.phase}"
-        " --output {output} --start-timeout {resources.start_timeout} 2> {log}"
+        " --output {output} --start-timeout {resources.start_timeout}"
+        " --attempt {resources.attempt} 2> {log}"
 
 
 checkpoint import_profile:
