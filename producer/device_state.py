@@ -9,6 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from producer.devices import named_gpus
+
 CPU_FREQUENCIES = Path("/sys/devices/system/cpu")
 
 Reader = Callable[[], dict[str, float] | None]
@@ -23,7 +25,7 @@ def read_cpu(root: Path = CPU_FREQUENCIES) -> dict[str, float] | None:
 
 def _nvml_devices(pynvml: Any, indices: range) -> list[Any]:
     """Handles of the visible devices `indices`; CUDA counts as NVML does under CUDA_DEVICE_ORDER=PCI_BUS_ID."""
-    names = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
+    names = named_gpus(os.environ) or ()
     visible = [names[index] if index < len(names) else str(index) for index in indices]
     return [
         pynvml.nvmlDeviceGetHandleByIndex(int(name)) if name.isdigit() else pynvml.nvmlDeviceGetHandleByUUID(name)

@@ -10,15 +10,20 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from producer.devices import granted_by_slurm, named_gpus
 from schemas.canonical import canonical_bytes, write_atomic
 from schemas.errors import Held
-
-SLURM_GPUS = ("SLURM_JOB_GPUS", "SLURM_STEP_GPUS")
-"""Set by Slurm in a job that was given GPUs (sbatch(1), output environment variables)."""
 
 
 def utc_now() -> str:
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+def slurm_job() -> dict[str, str]:
+    """The job that this process runs in, as `squeue` names it: a task of an array by the array and its number."""
+    array, number = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
+    job = f"{array}_{number}" if array else os.environ.get("SLURM_JOB_ID")
+    return {"slurm_job_id": job} if job else {}
 
 
 @contextlib.contextmanager
@@ -37,9 +42,8 @@ def claim(folder: Path) -> Iterator[None]:
         who = holder.read_text() if holder.exists() else "an unknown process"
         raise Held(f"{folder} is being measured by {who}") from None
     try:
-        job = os.environ.get("SLURM_JOB_ID")
         facts = {"host": socket.gethostname(), "pid": os.getpid(), "since": utc_now()}
-        write_atomic(holder, canonical_bytes(facts | ({"slurm_job_id": job} if job else {})))
+        write_atomic(holder, canonical_bytes(facts | slurm_job()))
         yield
     finally:
         holder.unlink(missing_ok=True)
@@ -50,9 +54,9 @@ def devices_of(device: str, count: int) -> list[str]:
     """Names of the devices that an engine of `count` GPUs takes on this machine."""
     if device == "cpu":
         return ["cpu"]
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    ids = visible.split(",") if visible else [str(index) for index in range(count)]
-    return [f"gpu-{index.strip()}" for index in ids[:count]]
+    named = named_gpus(os.environ)
+    names = [str(index) for index in range(count)] if named is None else named
+    return [f"gpu-{name}" for name in names[:count]]
 
 
 @contextlib.contextmanager
@@ -63,7 +67,7 @@ def exclusive_devices(device: str, count: int) -> Iterator[None]:
     its command line, only meet here. Devices are locked in order, so that two engines never wait for each other.
     Slurm gives a GPU to one job alone and shows it as number 0, so nothing is locked there.
     """
-    if device != "cpu" and any(name in os.environ for name in SLURM_GPUS):
+    if device != "cpu" and granted_by_slurm(os.environ):
         yield
         return
     with contextlib.ExitStack() as held:

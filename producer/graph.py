@@ -229,8 +229,8 @@ class CampaignFiles:
     def resources(self) -> dict[str, Any]:
         """What the job of a probe or a cell asks for, by Snakemake's name of it; what nobody asks for is left out.
 
-        A value is the same for all deployments, or a function of the wildcards: Snakemake takes half a millisecond to
-        call one, for each of thousands of cells.
+        A rule's own value, also None, keeps `--default-resources` away. A value is the same for all deployments, or a
+        function of the wildcards: Snakemake takes half a millisecond to call one, for each of thousands of cells.
         """
         asked = {}
         for resource, field in JOB_RESOURCES.items():

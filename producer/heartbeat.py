@@ -1,8 +1,12 @@
 """What a rank's process says of itself while it measures, in memory that its supervisor reads: no step waits for it."""
 
+import contextlib
 import mmap
 import os
+from collections.abc import Iterator
 from typing import NamedTuple
+
+from schemas.errors import Refusal
 
 
 class Pulse(NamedTuple):
@@ -16,15 +20,18 @@ class Pulse(NamedTuple):
     rejections: int = 0
 
 
-SIZE = 8 * len(Pulse._fields)
+FIELDS = 8 * len(Pulse._fields)
+WORDS = 2000
+SIZE = FIELDS + WORDS
 
 
 class Heartbeat:
-    """The pulse of one rank, as 64-bit integers in a shared memory file."""
+    """The pulse of one rank, as 64-bit integers in a shared memory file; behind them its refusal, as text."""
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
-        self._fields = memoryview(mmap.mmap(fd, SIZE)).cast("q")
+        memory = memoryview(mmap.mmap(fd, SIZE))
+        self._fields, self._words = memory[:FIELDS].cast("q"), memory[FIELDS:]
 
     @classmethod
     def create(cls, name: str) -> "Heartbeat":
@@ -34,6 +41,20 @@ class Heartbeat:
 
     def read(self) -> Pulse:
         return Pulse(*self._fields.tolist())
+
+    def refusal(self) -> str:
+        """Why this rank refused, empty when it did not."""
+        return bytes(self._words).rstrip(b"\0").decode(errors="replace")
+
+    @contextlib.contextmanager
+    def telling(self) -> Iterator[None]:
+        """A refusal inside is told to the supervisor, which has no other way to know its words."""
+        try:
+            yield
+        except Refusal as refusal:
+            words = str(refusal).encode()[:WORDS]
+            self._words[: len(words)] = words
+            raise
 
     def ready(self) -> None:
         self._fields[0] = 1

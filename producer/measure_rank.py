@@ -184,11 +184,11 @@ def main() -> None:
     parser.add_argument("--heartbeat", type=int, required=True, help="file descriptor of the shared pulse")
     arguments = parser.parse_args()
     prepare_rank(arguments.supervisor)
+    heart = Heartbeat(arguments.heartbeat)
     cell = read_model(FrozenCell, arguments.cell, "frozen cell")
     try:
-        measure_rank(
-            cell, arguments.cell.parent, arguments.rank, given_place(arguments), Heartbeat(arguments.heartbeat)
-        )
+        with heart.telling():
+            measure_rank(cell, arguments.cell.parent, arguments.rank, given_place(arguments), heart)
     except MeasurementFailed as failure:
         print(f"rank {arguments.rank}: {failure}", file=sys.stderr)
         sys.exit(1)

@@ -19,18 +19,8 @@ from schemas.errors import run
 from schemas.observation import ProbeRecord
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--campaign", type=Path, required=True)
-    parser.add_argument("--deployment", required=True)
-    parser.add_argument("--phase", required=True)
-    parser.add_argument("--output", type=Path, required=True)
-    parser.add_argument("--rank", type=int, required=True)
-    add_arguments(parser)
-    parser.add_argument("--supervisor", type=int, required=True, help="process that watches this one")
-    parser.add_argument("--heartbeat", type=int, required=True, help="file descriptor of the shared pulse")
-    arguments = parser.parse_args()
-    prepare_rank(arguments.supervisor)
+def probe_rank(arguments: argparse.Namespace, heart: Heartbeat) -> None:
+    """Start this rank's engine, together with the other ranks; rank 0 writes what all of them are."""
     request = resolve(read_campaign(arguments.campaign), arguments.campaign)
     deployment = request.deployments[arguments.deployment]
 
@@ -38,7 +28,7 @@ def main() -> None:
 
     rank = engine.Rank(arguments.rank, deployment.topology.dp, given_place(arguments))
     if rank.follows:
-        engine.follow(deployment.model, deployment, request.environment, rank, Heartbeat(arguments.heartbeat))
+        engine.follow(deployment.model, deployment, request.environment, rank, heart)
         return
     started = engine.start(deployment.model, deployment, request.environment, rank)
     from producer.observe import observe_scheduler
@@ -61,6 +51,23 @@ def main() -> None:
     print(
         f"probe {arguments.deployment} {arguments.phase}: {blocks} blocks, engine up in {started.start_seconds:.1f} s"
     )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--campaign", type=Path, required=True)
+    parser.add_argument("--deployment", required=True)
+    parser.add_argument("--phase", required=True)
+    parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--rank", type=int, required=True)
+    add_arguments(parser)
+    parser.add_argument("--supervisor", type=int, required=True, help="process that watches this one")
+    parser.add_argument("--heartbeat", type=int, required=True, help="file descriptor of the shared pulse")
+    arguments = parser.parse_args()
+    prepare_rank(arguments.supervisor)
+    heart = Heartbeat(arguments.heartbeat)
+    with heart.telling():
+        probe_rank(arguments, heart)
 
 
 if __name__ == "__main__":

@@ -110,14 +110,15 @@ class StatusFile:
         if time.monotonic() - self._written >= WRITE_SECONDS:
             self.write("measuring" if self._pulse.ready else "starting")
 
-    def write(self, state: str, reason: str = "") -> None:
+    def write(self, state: str, reason: str = "", done: int | None = None) -> None:
+        """`done` is the journal's count, where it is newer than the last pulse."""
         pulse = self._pulse
         rate, left = self._rate.of(pulse.points)
         facts = {
             "cell": self._cell.name,
             "state": state,
             "points": self._rate.total,
-            "points_done": self._rate.before + pulse.points,
+            "points_done": self._rate.before + pulse.points if done is None else done,
             "current_point": pulse.benchmark_id,
             "points_per_second": round(rate, 3),
             "rejections": pulse.rejections,

@@ -12,13 +12,15 @@ from typing import Any
 
 from producer.adapters import Adapter, adapter_of, check_installed, pins_digest
 from producer.artifact import assemble, contract_of, receipt
+from producer.attempts import recorded
 from producer.control import Engines, Head, follow, head_of
+from producer.devices import check_devices
 from producer.exclusive import claim
 from producer.journal import Journal, read_journal
 from producer.nodes import Place, add_arguments, given_place, place_of
 from producer.progress import StatusFile
 from producer.record import producer_record
-from producer.supervise import Patience, Stopped, stop_on_signals
+from producer.supervise import Patience, Stopped, Supervised, stop_on_signals
 from producer.tokens import GENERATOR
 from schemas.canonical import digest, read_bytes, read_model, sha256
 from schemas.errors import HELD, REFUSED, Refusal, run
@@ -64,29 +66,44 @@ def check_producer(cell: FrozenCell, adapter: Adapter, journal: Journal, file: P
             raise Refusal(f"producer.{field} of this journal", began.get(field), f"{now.get(field)} here", file)
 
 
-def measure_missing(cell: FrozenCell, file: Path, journal: Journal, patience: Patience, head: Head) -> int:
-    """Run the engine until every point has a line; returns the exit code, after saying why when it is not 0."""
+def check_here(cell: FrozenCell, adapter: Adapter, journal: Journal, file: Path) -> None:
+    """Model, engine, producer and devices of this machine are the cell's: asked before an engine is loaded.
+
+    Raises:
+        Refusal: the first that is not.
+    """
     check_model(cell, file)
-    adapter = adapter_of(cell.identity.runtime_backend_version, file)
     check_installed(adapter)
     check_producer(cell, adapter, journal, file.parent / "repetitions.jsonl")
+    check_devices(adapter.device, cell.identity.topology, file, cell.identity.nodes or 1)
+
+
+def measure_missing(cell: FrozenCell, file: Path, journal: Journal, patience: Patience, head: Head) -> Supervised:
+    """Run the engine until every point has a line; says why when the exit code is not 0."""
+    adapter = adapter_of(cell.identity.runtime_backend_version, file)
     status = StatusFile(cell, file.parent, len(journal.finished))
+    try:
+        check_here(cell, adapter, journal, file)
+    except Refusal as refusal:
+        status.write("failed", str(refusal))
+        raise
     try:
         ended = head.supervise(engines_of(cell, file), patience, producer_record(cell, adapter), status.watch)
     except Stopped as stop:
-        status.write("stopped", str(stop))
-        kept = f"{points_kept(cell, file)} of {len(cell.points.points())} points are measured and kept"
+        points = points_kept(cell, file)
+        status.write("stopped", str(stop), points)
+        kept = f"{points} of {len(cell.points.points())} points are measured and kept"
         print(f"{stop}: {cell.name} at {status.current_point}: {kept}", file=sys.stderr)
-        return 128 + stop.number
+        return Supervised(128 + stop.number, f"{stop}: {kept}")
     if ended.code and points_kept(cell, file) < len(cell.points.points()):
         status.write("failed", ended.reason)
         if ended.code not in (REFUSED, HELD):  # a rank that refuses has said it all
             print(f"failed: {cell.name} at {status.current_point}: {ended.reason}", file=sys.stderr)
-        return ended.code
+        return ended
     if ended.code:
         print(f"{cell.name}: every point is measured; the engine ended badly: {ended.reason}", file=sys.stderr)
     status.write("finished")
-    return 0
+    return Supervised(0)
 
 
 def points_kept(cell: FrozenCell, file: Path) -> int:
@@ -128,32 +145,33 @@ def follow_cell(cell: FrozenCell, file: Path, patience: Patience, place: Place) 
         check_model(cell, file)
         adapter = adapter_of(cell.identity.runtime_backend_version, file)
         check_installed(adapter)
+        check_devices(adapter.device, cell.identity.topology, file, place.nodes)
         return producer_record(cell, adapter)
 
     return follow(place, engines_of(cell, file), patience, facts)
 
 
-def measure(cell: FrozenCell, file: Path, patience: Patience, head: Head) -> int:
+def measure(cell: FrozenCell, file: Path, patience: Patience, head: Head, number: int) -> int:
     """Measure what is missing of the cell in `file`, and write its artifacts; returns the exit code."""
-    with claim(file.parent):
+    with claim(file.parent), recorded(file.parent / "attempts.jsonl", number) as attempt:
+        check_cell(cell, file)
         journal = read_journal(file.parent / "repetitions.jsonl", cell.digest)
         if len(journal.finished) < len(cell.points.points()):
-            code = measure_missing(cell, file, journal, patience, head)
-            if code:
-                return code
-        write_artifacts(cell, file.parent)
-    return 0
+            attempt.ended = measure_missing(cell, file, journal, patience, head)
+        if not attempt.ended.code:
+            write_artifacts(cell, file.parent)
+    return attempt.ended.code
 
 
-def run_cell(file: Path, patience: Patience, given: Place) -> int:
+def run_cell(file: Path, patience: Patience, given: Place, number: int = 1) -> int:
     """This node's part of the cell in `file`: all of it where there is one node; returns the exit code."""
     cell = read_model(FrozenCell, file, "frozen cell")
-    check_cell(cell, file)
     place = place_of(cell.identity.nodes or 1, given, os.environ)
     if place.node_rank:
+        check_cell(cell, file)
         return follow_cell(cell, file, patience, place)
     with head_of(place, patience) as head:
-        head.code = measure(cell, file, patience, head)
+        head.code = measure(cell, file, patience, head, number)
     return head.code
 
 
@@ -162,13 +180,13 @@ def main() -> None:
     parser.add_argument("--cell", type=Path, required=True, help="cell.json")
     parser.add_argument("--start-timeout", type=float, default=3600, help="seconds until an engine must run")
     parser.add_argument("--step-timeout", type=float, default=600, help="seconds that one step may take")
+    parser.add_argument("--attempt", type=int, default=1, help="of the driver that started this one")
     add_arguments(parser)
     arguments = parser.parse_args()
     stop_on_signals()
+    patience = Patience(arguments.start_timeout, arguments.step_timeout)
     try:
-        code = run_cell(
-            arguments.cell, Patience(arguments.start_timeout, arguments.step_timeout), given_place(arguments)
-        )
+        code = run_cell(arguments.cell, patience, given_place(arguments), arguments.attempt)
     except Stopped as stop:  # before or after the engine: nothing of it runs
         print(f"{stop}: {arguments.cell}", file=sys.stderr)
         code = 128 + stop.number

@@ -43,6 +43,7 @@ NOT_MEASURING = {
     "producer/control.py": "when processes start and end; what they wrote counts or does not by itself",
     "producer/supervise.py": "when processes start and end; what they wrote counts or does not by itself",
     "producer/progress.py": "what a person sees meanwhile",
+    "producer/attempts.py": "what a person sees afterwards",
     "producer/releases.py": "whose records are read, not what is in them",
     "producer/adapters/make_pins.py": "how the pins are made; their digest is in the record",
 }

@@ -145,8 +145,8 @@ class Ranks:
         deadline = time.monotonic() + FOLLOW_SECONDS
         while None in self.codes() and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS)
-        codes = zip(self.codes(), self.names, strict=True)
-        return worst(Ended(code, _died(code, name)) for code, name in codes if code)
+        ends = zip(self.codes(), self.names, self.hearts, strict=True)
+        return worst(Ended(code, heart.refusal() or _died(code, name)) for code, name, heart in ends if code)
 
     def end(self) -> None:
         for process in self.processes:

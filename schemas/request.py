@@ -89,7 +89,8 @@ def _form(pattern: str, words: str) -> BeforeValidator:
 
 SiteName = Annotated[str, _form(r"[A-Za-z0-9][A-Za-z0-9_.,@+-]*", "a name of letters, digits and . , _ @ + -")]
 """A partition or an account: it becomes a word of the cluster's own command line."""
-Gres = Annotated[str, _form(r"gpu:([A-Za-z0-9_.-]+:)?[1-9][0-9]*", "gpu:<n> or gpu:<type>:<n>, without inner quotes")]
+GRES_FORM = "gpu:<n> or gpu:<type>:<n> without quotes of its own, like gpu:4 or gpu:h200:4"
+Gres = Annotated[str, _form(r"gpu:([A-Za-z0-9_.-]+:)?[1-9][0-9]*", GRES_FORM)]
 Runtime = Annotated[str, _form(r"[1-9][0-9]*[mhd]", "minutes, hours or days, such as 90m, 4h or 2d")]
 VariableName = Annotated[str, _form(r"[A-Za-z_][A-Za-z0-9_]*", "the name of an environment variable, without a value")]
 Mount = Annotated[

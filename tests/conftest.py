@@ -1,14 +1,16 @@
-"""The real demo campaign, measured once for all tests that look at it, and throw-away copies of the project."""
+"""The tests' own Slurm, the real demo campaign, measured once for all tests, and throw-away copies of the project."""
 
 import json
 import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from cluster import SlurmCluster, Unavailable
 
 from producer.source_digest import producer_digest
 
@@ -67,6 +69,32 @@ class Workspace:
         return folder
 
 
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[SlurmCluster | Unavailable]:
+    """A Slurm for the whole session, or why there is none.
+
+    Also what runs no job wants it: with Slurm's commands installed and no controller that answers, each start of
+    snakemake takes ten seconds longer (the executor plugin asks scontrol while it is imported).
+    """
+    cluster = SlurmCluster()
+    try:
+        cluster.start()
+    except Unavailable as reason:
+        if os.environ.get("PASSGRID_REQUIRE_SLURM") == "1":
+            pytest.exit(f"no Slurm: {reason}", 1)
+        yield reason
+        return
+    yield cluster
+    cluster.stop()
+
+
+@pytest.fixture(scope="session")
+def slurm(cluster: SlurmCluster | Unavailable) -> SlurmCluster:
+    if isinstance(cluster, Unavailable):
+        pytest.skip(f"no Slurm: {cluster}")
+    return cluster
+
+
 def refuse_stale(results: Path) -> None:
     """Cells that another state of the producer measured are no evidence for this one, and the judges say so."""
     for journal in results.glob("**/repetitions.jsonl"):
@@ -80,15 +108,18 @@ def run_demo(*arguments: str) -> None:
 
 
 @pytest.fixture(scope="session")
-def demo() -> Path:
-    """The demo campaign, run to its end by the real engine; a second session finds it done."""
+def demo(cluster: SlurmCluster | Unavailable) -> Path:
+    """The demo campaign, run to its end by the real engine, as Slurm jobs where Slurm is; a second session finds it
+    done. `parallel` and `smoke` run where they are."""
     refuse_stale(ROOT / "results" / "cpu-demo")
-    run_demo()
+    # Two jobs: engines of cells wait for one another, and probes have two cores to share.
+    on_slurm = ("--profile", "slurm", "--slurm-init-seconds-before-status-checks", "2", "--jobs", "2")
+    run_demo(*(on_slurm if isinstance(cluster, SlurmCluster) else ()))
     return ROOT / "results" / "cpu-demo"
 
 
 @pytest.fixture(scope="session")
-def parallel() -> Path:
+def parallel(cluster: SlurmCluster | Unavailable) -> Path:
     """The campaign of two workers, and of two data-parallel ranks, run to its end."""
     refuse_stale(ROOT / "results" / "cpu-parallel")
     run_demo("--config", "campaign=cpu-parallel")
@@ -117,7 +148,7 @@ def copy_project(target: Path) -> Workspace:
 
 
 @pytest.fixture
-def project(tmp_path: Path) -> Workspace:
+def project(cluster: SlurmCluster | Unavailable, tmp_path: Path) -> Workspace:
     """The project without results, as a fresh clone has it."""
     return copy_project(tmp_path)
 

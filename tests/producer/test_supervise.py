@@ -176,6 +176,18 @@ def test_the_rank_that_refuses_speaks_for_all(code: int, tmp_path: Path):
         flag.unlink()
 
 
+def test_a_refusal_is_told_in_its_own_words():
+    refusing = """
+    from schemas.errors import Refusal, run
+    def main():
+        with heart.telling():
+            raise Refusal("engine free blocks", "at least 2000", 1023, "cell.json")
+    run(main)
+    """
+    ended, _ = watched([program("time.sleep(1000)"), program(refusing)])
+    assert ended == Supervised(2, "engine free blocks: expected at least 2000, found 1023: cell.json")
+
+
 def test_two_signals_in_a_row_still_end_every_rank(tmp_path: Path):
     """A cluster says it twice, or a person does."""
     pids = tmp_path / "pids"

@@ -146,6 +146,9 @@ EXECUTORS = re.compile(r"slurm\w*|sbatch|srun|squeue|sacct|scontrol|kubernetes|k
 RESOURCES = {"slurm_partition", "slurm_account"}
 """Resources named by the executor that reads them; every other one ignores them."""
 ASK_SLURM = {
+    "producer/attempts.py": "which job an attempt was",
+    "producer/devices.py": "which devices a job was given",
+    "producer/nodes.py": "which node of a job this is",
     "producer/exclusive.py": "whether a device is a job's own",
     "producer/launch.py": "what a container is told of its job",
     "workflow/scripts/cell_status.py": "whether the job of a claim is still there",

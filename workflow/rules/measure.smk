@@ -16,6 +16,7 @@ rule collect_cell:
     threads: CAMPAIGN.resources["cpus_per_task"]
     resources:
         **CAMPAIGN.resources,
+        attempt=lambda wildcards, attempt: attempt,
         machine=1,
         reason=CAMPAIGN.reason,  # for the dry run; a parameter that changes would measure anew
     message:
@@ -27,7 +28,7 @@ rule collect_cell:
         f"python -m producer.launch --campaign {CAMPAIGN.file}"
         " --cell {wildcards.cell} --"
         " producer.run_cell --cell {output.cell} --start-timeout {resources.start_timeout}"
-        " --step-timeout {resources.step_timeout} 2>> {log}"
+        " --step-timeout {resources.step_timeout} --attempt {resources.attempt} 2>> {log}"
 
 
 # The artifacts of further data-parallel ranks: how many there are is the cell's affair, so they are no outputs above.

@@ -29,13 +29,15 @@ rule probe:
     threads: CAMPAIGN.resources["cpus_per_task"]
     resources:
         **CAMPAIGN.resources,
+        attempt=lambda wildcards, attempt: attempt,
         machine=CAMPAIGN.probe_machine,
     shell:
         f"python -m producer.launch --campaign {CAMPAIGN.file}"
         " --deployment {wildcards.deployment} --"
         f" producer.run_probe --campaign {CAMPAIGN.file}"
         " --deployment {wildcards.deployment} --digest {wildcards.probe} --phase {wildcards.phase}"
-        " --output {output} --start-timeout {resources.start_timeout} 2> {log}"
+        " --output {output} --start-timeout {resources.start_timeout}"
+        " --attempt {resources.attempt} 2> {log}"
 
 
 rule import_profile:

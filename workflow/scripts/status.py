@@ -26,7 +26,7 @@ from schemas.summary import CellSummary, DeploymentSummary
 from campaign_argument import add_campaign, campaign_name
 from cell_status import CellFolders, CellStatus, State, receipt_times
 
-SQUEUE = ("squeue", "--me", "--noheader", "--format=%A|%T|%Z|%k")
+SQUEUE = ("squeue", "--me", "--noheader", "--format=%i|%T|%Z|%k")
 SQUEUE_SECONDS = 5.0
 """A dead controller keeps squeue waiting for much longer."""
 
