@@ -16,7 +16,7 @@ NEVER = "never measured"
 SHOWN_VALUES = 8
 """Values of an axis that a line names; of a longer one it names the changes."""
 
-COLLECTED = ("cell.json", "benchmark.json", "receipt.json")
+COLLECTED = ("benchmark.json", "receipt.json")
 """What rule collect_cell leaves in a cell's folder. Where one is missing, the cell is collected (again)."""
 
 DERIVED = {"schema_version", "points_sha256", "parallel_strategy", "probe_digest", "model_revision"}

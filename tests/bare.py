@@ -13,7 +13,7 @@ localrules: all, import_profile, merge, verify, readiness
 rule all:
     input:
         [f"results/profile/{probe}.json" for probe in PROBES],
-        [f"results/cells/{cell}/{name}" for cell in CELLS for name in ("cell.json", "benchmark.json", "receipt.json", "merged.json", "evidence.json")],
+        [f"results/cells/{cell}/{name}" for cell in CELLS for name in ("benchmark.json", "receipt.json", "merged.json", "evidence.json")],
         "results/readiness.json",
 
 rule probe:
@@ -31,32 +31,29 @@ rule import_profile:
 
 rule collect:
     output:
-        cell="results/cells/{cell}/cell.json",
         artifact="results/cells/{cell}/benchmark.json",
         receipt="results/cells/{cell}/receipt.json",
     log: "results/logs/collect-{cell}.log"
     threads: 1
     resources: machine=1, mem_mb=8000, runtime=240, cpus_per_task=1
-    shell: "collect --cell {output.cell} 2> {log}"
+    shell: "collect --cell results/cells/{wildcards.cell}/cell.json 2> {log}"
 
 rule merge:
     input:
-        cell="results/cells/{cell}/cell.json",
         ranks="results/cells/{cell}/benchmark.json",
         receipt="results/cells/{cell}/receipt.json",
     output: "results/cells/{cell}/merged.json"
     log: "results/logs/merge-{cell}.log"
-    shell: "merge --cell {input.cell} --output {output} 2> {log}"
+    shell: "merge --cell results/cells/{wildcards.cell}/cell.json --output {output} 2> {log}"
 
 rule verify:
     input:
-        cell="results/cells/{cell}/cell.json",
         ranks="results/cells/{cell}/benchmark.json",
         receipt="results/cells/{cell}/receipt.json",
         merged="results/cells/{cell}/merged.json",
     output: "results/cells/{cell}/evidence.json"
     log: "results/logs/verify-{cell}.log"
-    shell: "verify --cell {input.cell} --output {output} 2> {log}"
+    shell: "verify --cell results/cells/{wildcards.cell}/cell.json --output {output} 2> {log}"
 
 rule readiness:
     input: [f"results/cells/{cell}/{name}" for cell in CELLS for name in ("evidence.json", "merged.json")]

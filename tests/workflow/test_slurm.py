@@ -228,7 +228,9 @@ def refused(slurm: SlurmCluster, tmp_path_factory: pytest.TempPathFactory) -> di
     tiny = tiny_campaign(tmp_path_factory.mktemp("refused") / "tiny")
     # A profile of a machine with more memory: only the engine can find out.
     (profile,) = (tiny.root / "results/tiny/profile").glob("dense-*.json")
-    profile.write_text(json.dumps(json.loads(profile.read_text()) | {"free_blocks": 2000}))
+    facts = json.loads(profile.read_text())
+    more = {"free_blocks": 2000, "kv_cache_bytes": facts["kv_cache_bytes"] // facts["free_blocks"] * 2000}
+    profile.write_text(json.dumps(facts | more))
     shutil.rmtree(next((tiny.root / "results/tiny").glob("plan-*")))
     assert tiny.snakemake("plan").returncode == 0
     fresh = tiny_campaign(tmp_path_factory.mktemp("fresh") / "tiny")

@@ -111,7 +111,6 @@ EDITS = {
     "another limit": (replace(LIMITS, LIMITS.replace("4096", "3500")), None),
     "a lost artifact": (remove("decode-dense/benchmark.json"), {"decode-dense": "benchmark.json is missing"}),
     "a lost receipt": (remove("decode-dense/receipt.json"), {"decode-dense": "goes on with its journal"}),
-    "a lost cell file": (remove("prefill-dense/cell.json"), {"prefill-dense": "cell.json is missing"}),
     "a lost verdict": (remove("decode-dense/evidence.json", "decode-dense/merged.json"), {}),
     "no cells": (forget_cells, dict.fromkeys(ALL, "never measured")),
     "no records of Snakemake": (forget_snakemake, {}),

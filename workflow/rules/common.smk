@@ -4,7 +4,6 @@ from producer.parsed import ParsedCampaign
 CAMPAIGN = ParsedCampaign(str(config["campaign"]))
 ROOT = str(CAMPAIGN.layout.root)
 CELL_FILES = (
-    "cell.json",
     "benchmark.json",
     "receipt.json",
     "merged.json",

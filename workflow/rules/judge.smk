@@ -8,7 +8,6 @@ localrules:
 
 rule merge_ranks:
     input:
-        cell=f"{ROOT}/{{scope}}cells/{{cell}}/cell.json",
         ranks=CAMPAIGN.rank_files,
         receipt=f"{ROOT}/{{scope}}cells/{{cell}}/receipt.json",
     output:
@@ -18,13 +17,13 @@ rule merge_ranks:
     conda:
         "../envs/judge.yaml"
     shell:
-        "python workflow/scripts/merge_ranks.py --cell {input.cell} --receipt {input.receipt} --output {output}"
+        "python workflow/scripts/merge_ranks.py --cell $(dirname {input.receipt})/cell.json"
+        " --receipt {input.receipt} --output {output}"
         " {input.ranks} 2> {log}"
 
 
 rule verify_cell:
     input:
-        cell=f"{ROOT}/{{scope}}cells/{{cell}}/cell.json",
         ranks=CAMPAIGN.rank_files,
         receipt=f"{ROOT}/{{scope}}cells/{{cell}}/receipt.json",
         merged=f"{ROOT}/{{scope}}cells/{{cell}}/merged.json",
@@ -35,7 +34,7 @@ rule verify_cell:
     conda:
         "../envs/judge.yaml"
     shell:
-        "python workflow/scripts/verify_cell.py --folder $(dirname {input.cell}) --output {output} 2> {log}"
+        "python workflow/scripts/verify_cell.py --folder $(dirname {input.receipt}) --output {output} 2> {log}"
 
 
 rule assess_readiness:

@@ -2,11 +2,11 @@ localrules:
     rank_artifact,
 
 
-# One cell, one job, one engine start. No input: the digest in the path covers all that a cell depends on. The journal
-# beside the outputs is no output: a failed or forced job keeps it, and what is in it is never measured again.
+# One cell, one job, one engine start. No input: the digest in the path covers all that a cell depends on. What a job
+# needs while it runs is no output, cell.json and the journal: Snakemake removes outputs before a job and when one
+# failed, and a driver that is late does so while the next one's job is at work.
 rule collect_cell:
     output:
-        cell=f"{ROOT}/{{scope}}cells/{{cell}}/cell.json",
         artifact=f"{ROOT}/{{scope}}cells/{{cell}}/benchmark.json",
         receipt=f"{ROOT}/{{scope}}cells/{{cell}}/receipt.json",
     log:
@@ -24,18 +24,18 @@ rule collect_cell:
     shell:
         f"python workflow/scripts/freeze_cell.py --campaign {CAMPAIGN.file}"
         " --cell {wildcards.cell}"
-        " --scope '{wildcards.scope}' --output {output.cell} 2> {log}; "
+        " --scope '{wildcards.scope}' --output $(dirname {output.receipt})/cell.json 2> {log}; "
         f"python -m producer.launch --campaign {CAMPAIGN.file}"
         " --cell {wildcards.cell} --"
-        " producer.run_cell --cell {output.cell} --start-timeout {resources.start_timeout}"
+        " producer.run_cell --cell $(dirname {output.receipt})/cell.json"
+        " --start-timeout {resources.start_timeout}"
         " --step-timeout {resources.step_timeout} --attempt {resources.attempt} 2>> {log}"
 
 
 # The artifacts of further data-parallel ranks: how many there are is the cell's affair, so they are no outputs above.
 rule rank_artifact:
     input:
-        cell=f"{ROOT}/{{scope}}cells/{{cell}}/cell.json",
-        receipt=f"{ROOT}/{{scope}}cells/{{cell}}/receipt.json",
+        f"{ROOT}/{{scope}}cells/{{cell}}/receipt.json",
     output:
         f"{ROOT}/{{scope}}cells/{{cell}}/benchmark_dp{{rank}}.json",
     log:
@@ -43,5 +43,6 @@ rule rank_artifact:
     conda:
         "../envs/judge.yaml"
     shell:
-        "python workflow/scripts/rank_artifact.py --cell {input.cell} --rank {wildcards.rank}"
+        "python workflow/scripts/rank_artifact.py --cell $(dirname {input})/cell.json"
+        " --rank {wildcards.rank}"
         " --output {output} 2> {log}"
