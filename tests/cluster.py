@@ -18,6 +18,7 @@ from string import Template
 import psutil
 from filelock import FileLock, Timeout
 
+from producer.exclusive import utc_now
 from producer.supervise import free_port
 
 TEMPLATES = Path(__file__).parent / "slurm"
@@ -52,12 +53,14 @@ def is_link(link: Path, target: Path) -> bool:
 
 
 def processes_of(root: Path) -> list[psutil.Process]:
-    """Processes of a cluster below `root`: they name it on their command line, or listen at a socket below it."""
+    """Processes of a cluster below `root`: they name it on their command line, listen at a socket below it, or are of
+    its jobs. A job's processes may outlive it: without cgroups, Slurm loses one whose parent has ended."""
     listening = {socket.pid for socket in psutil.net_connections("unix") if str(socket.laddr).startswith(f"{root}/")}
     found = []
     for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            if process.pid in listening or any(f"{root}/" in word for word in process.cmdline()):
+        with contextlib.suppress(psutil.Error, OSError):
+            named = any(f"{root}/" in word for word in process.cmdline())
+            if named or process.pid in listening or process.environ().get("SLURM_CONF") == str(root / "slurm.conf"):
                 found.append(process)
     return found
 
@@ -82,6 +85,8 @@ class SlurmCluster:
         self._lock = FileLock(f"{root}.lock", mode=0o666)
         self._daemons: list[subprocess.Popen[bytes]] = []
         self.host = socket.gethostname().split(".")[0]
+        self.began = ""
+        """UTC, as the producer writes times."""
 
     @property
     def links(self) -> dict[Path, Path]:
@@ -112,6 +117,7 @@ class SlurmCluster:
             raise Unavailable(f"another test session runs one below {self.root}") from None
         try:
             self._clean()
+            self.began = utc_now()
             self._configure()
             self._start_daemons()
         except BaseException:

@@ -40,6 +40,23 @@ PATIENCE = 600.0
 """Seconds for what takes some twenty on a quiet machine: engines of others may come first."""
 
 
+@pytest.mark.demo
+def test_every_engine_of_the_demo_was_a_slurm_job(slurm: SlurmCluster, demo: Path):
+    """In Slurm's own book. A demo that an earlier session measured is in another book."""
+    files = sorted(demo.glob("cells/*/attempts.jsonl")) + sorted(demo.glob("probe/*/*.attempts.jsonl"))
+    assert len(files) == 12  # three deployments, two phases, a probe and a cell each
+    attempts = [attempt for file in files for attempt in read_attempts(file)]
+    if min(attempt["started_at"] for attempt in attempts) < slurm.began:
+        pytest.skip("the demo was measured before this session")
+    assert [attempt["code"] for attempt in attempts] == [0] * 12
+    book = slurm.ended()
+    jobs = [book[attempt["slurm_job_id"]] for attempt in attempts]
+    assert len({job["JobId"] for job in jobs}) == 12
+    assert {(job["JobState"], job["Partition"], job["WorkDir"]) for job in jobs} == {("COMPLETED", "gpu", str(ROOT))}
+    for file, job in zip(files[:6], jobs[:6], strict=True):
+        assert (ROOT / f"results/slurm-logs/rule_collect_cell/_{file.parent.name}/{job['JobId']}.log").exists()
+
+
 class Driver:
     """A running `snakemake --profile slurm`; `first` is the seconds before its first question to Slurm."""
 
