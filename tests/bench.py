@@ -1,6 +1,7 @@
 """Figures of a whole project, for `make bench`: writes results/bench.json.
 
-Sections: `measuring` (demo, producer, repeat, seeding), `planning` (plan and oracle) and `scale`; after `make demo`.
+Sections: `measuring` (demo, producer, repeat, seeding) and `slurm`; after `make demo` also `planning` (plan and oracle)
+and `scale`.
 
 demo.*             a demo campaign from nothing, in a copy of the project: all seconds, engine starts apart
 producer.*         of each demo cell: the part of the time that is idle, our own microseconds in a measured decode step
@@ -8,6 +9,7 @@ producer.*         of each demo cell: the part of the time that is idle, our own
 seeding_of_the_577_points.*  on the engine's own scheduler, without a model
 repeat.*           the demo three times: how far the retained values of the same point lie apart
 scale.*            10,000 cells: parse, dry run beside a bare Snakefile of the same shape, status; after `make demo`
+slurm.*            seconds of a job beyond the producer's own, of two cells on the tests' Slurm
 plan.*             planning 1,000 and 10,000 cells and the GLM list; parsing and a dry run of 1,000 cells
 oracle.*           the proof of planned points against the engine's own scheduler
 """
@@ -21,14 +23,18 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 
+import yaml
 from bare import bare_workflow
+from cluster import SlurmCluster
 from conftest import ROOT, copy_project
 from oracle import measure_cell, prove
 from wide import wide_campaign
 
 from producer.admission import drop_rule
+from producer.attempts import read_attempts
 from producer.graph import CampaignGraph
 from producer.grids import axes, candidates, glm53flash
 from producer.seeding import distinct_prefix_tokens
@@ -245,6 +251,34 @@ def bench_scale(folder: Path) -> dict[str, object]:
     }
 
 
+def bench_slurm(folder: Path) -> dict[str, object]:
+    """The demo's dense model through a Slurm of our own: what a job takes beyond the producer's own seconds.
+
+    Of each job: from its start to its end in Slurm's book (whole seconds), without what lies between the beginning and
+    the end of the attempt. It is spent on Snakemake's two processes in the job, before and after.
+    """
+    copy_project(folder)
+    file = folder / "config/campaigns/cpu-demo.yaml"
+    campaign = yaml.safe_load(file.read_text())
+    deployments = {"dense": campaign["deployments"]["dense"]}
+    file.write_text(yaml.safe_dump(campaign | {"deployments": deployments}, sort_keys=False))
+    cluster = SlurmCluster()
+    cluster.start()
+    try:
+        seconds_of("snakemake", "--profile", "slurm", "--jobs", "1", cwd=folder)
+        book = cluster.ended()
+    finally:
+        cluster.stop()
+    beyond = []
+    for attempts in folder.glob("results/cpu-demo/cells/*/attempts.jsonl"):
+        (attempt,) = read_attempts(attempts)
+        job = book[attempt["slurm_job_id"]]
+        whole = datetime.fromisoformat(job["EndTime"]) - datetime.fromisoformat(job["StartTime"])
+        own = datetime.fromisoformat(attempt["ended_at"]) - datetime.fromisoformat(attempt["started_at"])
+        beyond.append((whole - own).total_seconds())
+    return {"slurm.overhead_seconds": beyond}
+
+
 def bench_measuring(folder: Path) -> dict[str, object]:
     """The demo three times over."""
     roots = []
@@ -268,6 +302,7 @@ SECTIONS: dict[str, Callable[[Path], dict[str, object]]] = {
     "measuring": bench_measuring,
     "planning": bench_planning,
     "scale": bench_scale,
+    "slurm": bench_slurm,
 }
 
 

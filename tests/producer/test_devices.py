@@ -54,7 +54,7 @@ JOB = {"SLURM_JOB_ID": "7"}
     ],
 )
 def test_devices_that_will_do(device, topology, environment, machine):
-    check_devices(device, topology, FILE, environment, lambda: machine)
+    check_devices(device, topology, FILE, environment=environment, count=lambda: machine)
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_devices_that_will_do(device, topology, environment, machine):
 )
 def test_other_devices_are_refused(device, topology, environment, machine, line):
     with pytest.raises(Refusal) as refusal:
-        check_devices(device, topology, FILE, environment, lambda: machine)
+        check_devices(device, topology, FILE, environment=environment, count=lambda: machine)
     assert str(refusal.value) == f"devices: expected {line}: {FILE}"
 
 
