@@ -16,6 +16,7 @@ from schemas.summary import CampaignSummary, CellSummary, PlanSummary
 
 SUMMARIES = Path(".snakemake/passgrid")
 """Beside Snakemake's own records, and as dispensable: each job of a run parses the whole campaign again."""
+NO_CELL = "no cell of the campaign as it is now"
 
 
 class ParsedCampaign(CampaignFiles):
@@ -56,12 +57,12 @@ class ParsedCampaign(CampaignFiles):
     def reason(self, wildcards: Any) -> str:
         """Why a cell is measured, in the campaign's words."""
         scope = scope_of(wildcards.scope)
-        if self.missing_profiles:
-            return "no cell of the campaign as it is now"
-        if self._cells.get(scope) is None:
+        if scope not in self._cells:
+            if self.missing_profiles:
+                return NO_CELL
             self._cells[scope] = {cell.name: cell for cell in self.plan_summary(scope).cells}
             self._measured[scope] = MeasuredCells(self.layout.cells(scope))
         cell = self._cells[scope].get(wildcards.cell)
         if cell is None:
-            return "no cell of the campaign as it is now"
+            return NO_CELL
         return self._measured[scope].reason(cell, self.summary.deployments[cell.deployment])
