@@ -48,7 +48,7 @@ sys.path.insert(0, str(ROOT / "workflow" / "scripts"))
 from plan_campaign import write_plan
 
 REPEATS = 5
-SCALE_REPEATS = 3
+SCALE_REPEATS = 2
 
 
 def seconds_of(*command: str, cwd: Path) -> float:
