@@ -8,13 +8,13 @@ import json
 CELLS = json.load(open("cells.json"))
 PROBES = sorted({cell.split("-", 1)[1] for cell in CELLS})
 
-localrules: all, import_profile, merge, verify, readiness
+localrules: all, import_profile, merge, verify, plan, readiness, publish, report
 
 rule all:
     input:
         [f"results/profile/{probe}.json" for probe in PROBES],
         [f"results/cells/{cell}/{name}" for cell in CELLS for name in ("benchmark.json", "receipt.json", "merged.json", "evidence.json")],
-        "results/readiness.json",
+        "results/report.html",
 
 rule probe:
     output: "results/probe/{deployment}-{probe}/{phase}.json"
@@ -55,11 +55,39 @@ rule verify:
     log: "results/logs/verify-{cell}.log"
     shell: "verify --cell results/cells/{wildcards.cell}/cell.json --output {output} 2> {log}"
 
+rule plan:
+    input: [f"results/profile/{probe}.json" for probe in PROBES]
+    output:
+        plan="results/plan/plan.json",
+        lists=[f"results/plan/{kind}/{probe}.json" for kind in ("points", "profiles") for probe in PROBES],
+    log: "results/logs/plan.log"
+    shell: "plan --output {output.plan} 2> {log}"
+
 rule readiness:
-    input: [f"results/cells/{cell}/{name}" for cell in CELLS for name in ("evidence.json", "merged.json")]
+    input:
+        plan="results/plan/plan.json",
+        evidence=[f"results/cells/{cell}/{name}" for cell in CELLS for name in ("evidence.json", "merged.json")],
     output: "results/readiness.json"
     log: "results/logs/readiness.log"
     shell: "readiness --output {output} 2> {log}"
+
+rule publish:
+    input:
+        plan="results/plan/plan.json",
+        readiness="results/readiness.json",
+        cells=[f"results/cells/{cell}/{name}" for cell in CELLS for name in ("evidence.json", "merged.json")],
+    output: "results/table.parquet"
+    log: "results/logs/publish.log"
+    shell: "publish --plan {input.plan} 2> {log}"
+
+rule report:
+    input:
+        plan="results/plan/plan.json",
+        cells=[f"results/cells/{cell}/{name}" for cell in CELLS for name in ("merged.json", "evidence.json", "receipt.json")],
+        table="results/table.parquet",
+    output: "results/report.html"
+    log: "results/logs/report.log"
+    shell: "report --output {output} 2> {log}"
 """
 
 
