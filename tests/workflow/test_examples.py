@@ -150,6 +150,7 @@ ASK_SLURM = {
     "producer/devices.py": "which devices a job was given",
     "producer/nodes.py": "which node of a job this is",
     "producer/exclusive.py": "whether a device is a job's own",
+    "producer/graph.py": "how many tasks a job of several nodes has",
     "producer/launch.py": "what a container is told of its job",
     "workflow/scripts/cell_status.py": "whether the job of a claim is still there",
     "workflow/scripts/status.py": "which jobs wait",
