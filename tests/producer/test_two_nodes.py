@@ -147,7 +147,8 @@ def shape(value: Any, path: str = "") -> set[str]:
 
 def test_a_probe_has_the_records_of_the_workers_on_every_node(measured: Measured):
     records = {
-        file.parent.name.rsplit("-", 1)[0]: json.loads(file.read_text()) for file in measured.results.glob("probe/*/*")
+        file.parent.name.rsplit("-", 1)[0]: json.loads(file.read_text())
+        for file in measured.results.glob("probe/*/*.json")
     }
     tensor, data = records["tensor"], records["data"]
     assert [(worker["dp_rank"], worker["tp_rank"]) for worker in tensor["workers"]] == [(0, 0), (0, 1)]
