@@ -30,8 +30,8 @@ def read_profile(file: Path) -> AcceptedProfile:
 
 
 def job_of(campaign: Campaign, deployment: str) -> Job:
-    """What the jobs of a deployment ask for: its own execution block, or the campaign's."""
-    execution = campaign.deployments[deployment].execution or campaign.execution
+    """What the jobs of a deployment ask for."""
+    execution = campaign.execution_of(deployment)
     fields: dict[str, Any] = {field: getattr(execution, field, None) for field in Job.__struct_fields__}
     return Job(**fields | {"tasks": slurm_tasks(execution)})
 

@@ -98,7 +98,7 @@ def execution_of(file: Path, deployment: str) -> Execution:
     campaign = read_campaign(file)
     if deployment not in campaign.deployments:
         raise Refusal("deployment", f"one of {', '.join(campaign.deployments)}", deployment, file)
-    return campaign.deployments[deployment].execution or campaign.execution
+    return campaign.execution_of(deployment)
 
 
 def main() -> None:

@@ -83,7 +83,7 @@ def _check_nodes(name: str, deployment: Deployment, campaign: Campaign, system: 
     """The allocation is what the topology takes in equal parts: fewer nodes do not hold it, and its numbers are those
     of no other spread."""
     topology, per_node = deployment.topology, system.node.num_gpus_per_node
-    nodes = (deployment.execution or campaign.execution).nodes
+    nodes = campaign.execution_of(name).nodes
     found = f"tp {topology.tp} x dp {topology.dp}"
     if topology.gpus > nodes * per_node:
         where = f"{nodes} nodes of {system.name}" if nodes > 1 else system.name
@@ -96,8 +96,8 @@ def _check_nodes(name: str, deployment: Deployment, campaign: Campaign, system: 
 
 def _check_gres(name: str, deployment: Deployment, campaign: Campaign, file: Path) -> None:
     """A job that gets another number of GPUs than its engine takes wastes them or dies late."""
-    gres = (deployment.execution or campaign.execution).gres
-    nodes = (deployment.execution or campaign.execution).nodes
+    gres = campaign.execution_of(name).gres
+    nodes = campaign.execution_of(name).nodes
     gpus = deployment.topology.gpus // nodes
     if gres is not None and int(gres.rsplit(":", 1)[1]) != gpus:
         node = " on each node" if nodes > 1 else ""

@@ -64,9 +64,6 @@ class Layout:
     def cell(self, scope: Scope, name: str) -> Path:
         return self.cells(scope) / name
 
-    def log(self, rule: str, scope: Scope, name: str) -> Path:
-        return self.root / "logs" / f"{SCOPE_PREFIX[scope]}{rule}-{name}.log"
-
 
 def rank_file(dp_rank: int) -> str:
     """Name of the artifact of a data-parallel rank in its cell's folder (Dynamo's rule)."""

@@ -184,6 +184,10 @@ class Campaign(Strict):
     execution: Execution = Execution()
     deployments: Annotated[dict[Name, Deployment], Field(min_length=1)]
 
+    def execution_of(self, deployment: str) -> Execution:
+        """Where the engines of a deployment run: its own block, or the campaign's."""
+        return self.deployments[deployment].execution or self.execution
+
 
 class ResolvedDeployment(Strict):
     """A deployment with everything filled in."""
