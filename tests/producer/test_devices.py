@@ -96,3 +96,15 @@ def test_locks_are_of_the_devices_that_are_used(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,6,7")
     assert devices_of("cuda", 2) == ["gpu-5", "gpu-6"]
     assert devices_of("cpu", 2) == ["cpu"]
+
+
+def test_each_of_two_nodes_has_half_of_the_gpus():
+    """Tensor parallel 8 on two nodes: four on each."""
+    job = {"SLURM_JOB_ID": "7"}
+    check_devices("cuda", Topology(tp=8), FILE, nodes=2, environment=job | {"CUDA_VISIBLE_DEVICES": "0,1,2,3"})
+    with pytest.raises(
+        Refusal, match=r"expected 4 GPUs for tp 8 x dp 1 on each of 2 nodes, found 8 \(0,1,2,3,4,5,6,7\)"
+    ):
+        check_devices(
+            "cuda", Topology(tp=8), FILE, nodes=2, environment=job | {"CUDA_VISIBLE_DEVICES": "0,1,2,3,4,5,6,7"}
+        )
