@@ -127,7 +127,7 @@ def _retained(
             ),
             expected_internal_samples=cell.identity.measurement.measurement_repeats,
             raw_fpms=raw,
-            estimate=Estimate(method=cell.identity.measurement.reduction, raw_sample_indices=indices),
+            estimate=Estimate(method="adjacent_upper_median", raw_sample_indices=indices),
             repetition_line_sha256=journal.line_sha256[line.benchmark_id],
             session=line.session,
             rejections=own.rejections or UNSET,

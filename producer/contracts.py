@@ -14,8 +14,8 @@ REAL_SEED_PROTOCOL = "glm53flash_prefix_cache_real_seed_v1"
 class Contract(NamedTuple):
     """`protocol` is raised when the meaning of what the producer writes changes, never for a reformatting.
 
-    `strategies` are the topologies that this producer can run; `warmup_iterations` the global warm-ups that a
-    request may ask for (None: says nothing of them).
+    `strategies` are the topologies that its producer can run; `warmup_iterations` the global warm-ups that a request
+    may ask for (None: says nothing of them).
     """
 
     name: str
@@ -25,7 +25,7 @@ class Contract(NamedTuple):
     grid_origin: str
     execution_mode: str
     strategies: tuple[str, ...]
-    warmup_iterations: tuple[int | None, ...]
+    warmup_iterations: tuple[int | None, ...] | range
     hex_revision: bool
     token_seed: str
 
@@ -54,7 +54,17 @@ GLM53FLASH = GENERIC._replace(
 )
 DSV41 = GENERIC._replace(name="dsv41", execution_mode="eager")
 
-CONTRACTS = {contract.name: contract for contract in (GENERIC, GLM53FLASH, DSV41)}
+DYNAMO = GENERIC._replace(
+    name="dynamo",
+    protocol=1,
+    measurement=Measurement(warmup_repeats=0, measurement_repeats=1, reduction="dynamo_native"),
+    max_rejections=0,
+    warmup_iterations=range(1025),
+)
+"""Cells that Dynamo's self-benchmark measured and that are imported: of a point one value, by whichever of Dynamo's
+reductions it has; warm-ups once for the whole engine."""
+
+CONTRACTS = {contract.name: contract for contract in (GENERIC, GLM53FLASH, DSV41, DYNAMO)}
 
 CONTRACT_OF_RESIDENCY = {"none": GLM53FLASH, "hbm_tp_sharded": DSV41}
 """Engram residency of a config-bound execution identity -> its contract. An identity without one is no cell."""

@@ -1,17 +1,18 @@
 """What the Snakefile asks at parse time: which files a campaign has, and which of them can be planned yet."""
 
 import json
+import re
 from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
 from producer.nodes import slurm_tasks
 from producer.planning import AcceptedProfile, PlannedCampaign, freeze_deployment, plan_campaign
 from producer.resolving import import_digest, profile_digest, read_campaign, resolve
-from schemas.canonical import canonical_bytes, digest, file_digest, is_file, parse, read_bytes, sha256, short
+from schemas.canonical import SHORT, canonical_bytes, digest, file_digest, is_file, parse, read_bytes, sha256, short
 from schemas.errors import Refusal
 from schemas.layout import RESULTS, SCOPE_PREFIX, Layout, campaign_file, pair_folder, rank_file, scope_of
 from schemas.plan import FrozenCell, Scope, deployment_of
@@ -55,6 +56,7 @@ def summary_of_campaign(campaign: Campaign, request: Request) -> CampaignSummary
                 job=job_of(campaign, name),
                 profile=deployment.profile,
                 points=deployment.points is not None,
+                artifacts=campaign.deployments[name].artifacts,
             )
             for name, deployment in request.deployments.items()
         },
@@ -219,6 +221,12 @@ class CampaignFiles:
             return [f"{pattern}/{rank_file(rank)}".format(**wildcards) for rank in range(ranks)]
 
         return files
+
+    def cells_that_are(self, kind: Literal["measured", "imported"]) -> str:
+        """The wildcard `cell` of deployments whose cells are measured, or imported."""
+        kinds = {name: "imported" if own.artifacts else "measured" for name, own in self.summary.deployments.items()}
+        names = [re.escape(name) for name, own in kinds.items() if own == kind]
+        return f"(prefill|decode)-({'|'.join(names) or '(?!)'})-[0-9a-f]{{{SHORT}}}"
 
     @property
     def probe_machine(self) -> int:

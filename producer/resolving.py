@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from producer.adapters import adapter_of, pins_digest
-from producer.contracts import CONTRACT_OF_RESIDENCY, Contract, contract_of, execution_identity
+from producer.contracts import CONTRACT_OF_RESIDENCY, DYNAMO, Contract, contract_of, execution_identity
 from producer.grids import axes
 from producer.nodes import nodes_needed
 from schemas.canonical import digest, parse, read_model, read_yaml
@@ -145,6 +145,11 @@ def _check_contract(
 ) -> Contract:
     """The producer contract of the deployment; refuses here what that producer would refuse in a container."""
     contract = contract_of(identity)
+    if deployment.artifacts is not None:
+        if identity is not None:
+            wanted = f"none: consumers bind the rows of {deployment.model} to its config, and to our own measuring"
+            raise Refusal(f"{field}.artifacts", wanted, deployment.artifacts, file)
+        contract = DYNAMO
     if contract is None:
         raise Refusal(
             f"native execution identity cell has no audited producer contract: {field}.engram_residency",
@@ -156,9 +161,8 @@ def _check_contract(
         wanted = f"one of {', '.join(contract.strategies)}: the {contract.name} producer runs nothing else"
         raise Refusal(f"{field}.topology", wanted, chosen, file)
     if deployment.warmup_iterations not in contract.warmup_iterations:
-        allowed = " or ".join("absent" if value is None else str(value) for value in contract.warmup_iterations)
         found = "absent" if deployment.warmup_iterations is None else deployment.warmup_iterations
-        wanted = f"{allowed}: each point has warm-ups of its own"
+        wanted = _allowed_warmups(contract)
         raise Refusal(f"{field}.warmup_iterations", wanted, found, file)
     revision = deployment.model_revision or ""
     if contract.hex_revision and not re.fullmatch(r"[0-9a-f]{40}", revision):
@@ -168,6 +172,14 @@ def _check_contract(
     if contract.grid_origin != axes.ORIGIN and "grid" in deployment.model_fields_set:
         raise Refusal(f"{field}.grid", f"none: a {contract.name} cell measures {contract.grid_origin}", "a grid", file)
     return contract
+
+
+def _allowed_warmups(contract: Contract) -> str:
+    allowed = contract.warmup_iterations
+    if isinstance(allowed, range):
+        return f"--benchmark-warmup-iterations of Dynamo's run, {allowed[0]} to {allowed[-1]}"
+    words = " or ".join("absent" if value is None else str(value) for value in allowed)
+    return f"{words}: each point has warm-ups of its own"
 
 
 def _check_precision(field: str, deployment: Deployment, config: ModelConfig, file: Path) -> None:

@@ -1,14 +1,14 @@
 """The rank artifact (Dynamo's self-benchmark, schema_version 2), as msgspec structs: bulk records parse fast.
 
-Keys stand in the order in which the original writes them. A field with `UNSET` is left out when absent, since
-presence carries meaning; blocks that nothing here computes with stay plain mappings.
+It is ours, and Dynamo's of 1.6.1 and 1.7. Keys stand in the order in which the original writes them. A field with
+`UNSET` is left out when absent, since presence carries meaning; blocks that are no bulk stay plain mappings.
 """
 
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, Meta, UnsetType
 
 from schemas.canonical import read_bytes, sha256, write_atomic
 from schemas.errors import Refusal
@@ -24,8 +24,12 @@ REGIME_STAMPS = {
 """Native seed regime -> the one stamp that its rows carry in `sample_reasons`; every other regime carries none."""
 
 
-class Struct(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Immutable, and no key goes unread."""
+Int = Annotated[int, Meta(ge=-(2**53), le=2**53)]
+"""An integer that every reader of JSON reads alike: beyond 2^53 some of them round."""
+
+
+class Struct(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
+    """Immutable, and no key goes unread. Without cycles, so the collector need not look at a million of them."""
 
 
 T = TypeVar("T", bound=Struct)
@@ -34,21 +38,21 @@ T = TypeVar("T", bound=Struct)
 class ScheduledRequests(Struct, frozen=True):
     """Requests and tokens of one forward pass; variances are population variances."""
 
-    num_prefill_requests: int
-    sum_prefill_tokens: int
+    num_prefill_requests: Int
+    sum_prefill_tokens: Int
     var_prefill_length: float
-    sum_prefill_kv_tokens: int
-    num_decode_requests: int
-    sum_decode_kv_tokens: int
+    sum_prefill_kv_tokens: Int
+    num_decode_requests: Int
+    sum_decode_kv_tokens: Int
     var_decode_kv_tokens: float
 
 
 class QueuedRequests(Struct, frozen=True):
-    num_prefill_requests: int = 0
-    sum_prefill_tokens: int = 0
+    num_prefill_requests: Int = 0
+    sum_prefill_tokens: Int = 0
     var_prefill_length: float = 0.0
-    num_decode_requests: int = 0
-    sum_decode_kv_tokens: int = 0
+    num_decode_requests: Int = 0
+    sum_decode_kv_tokens: Int = 0
     var_decode_kv_tokens: float = 0.0
 
 
@@ -65,9 +69,9 @@ class CudagraphObservation(Struct, frozen=True):
 
     status: Literal["observed", "unavailable"]
     runtime_mode: str | None = None
-    num_unpadded_tokens: int | None = None
-    num_padded_tokens: int | None = None
-    num_paddings: int | None = None
+    num_unpadded_tokens: Int | None = None
+    num_padded_tokens: Int | None = None
+    num_paddings: Int | None = None
 
 
 class BenchmarkSample(Struct, frozen=True):
@@ -77,21 +81,21 @@ class BenchmarkSample(Struct, frozen=True):
     key it gives the prompts again. `producer_overhead_seconds` is what the producer's own code took of the interval.
     """
 
-    sample_index: int
-    forward_index: int
+    sample_index: Int
+    forward_index: Int
     timing: Timing
     cudagraph: CudagraphObservation
-    repetition: int | UnsetType = UNSET
+    repetition: Int | UnsetType = UNSET
     producer_overhead_seconds: float | UnsetType = UNSET
 
 
 class RawFpm(Struct, frozen=True):
     """One measured forward pass before reduction."""
 
-    version: int
+    version: Int
     worker_id: str
-    dp_rank: int
-    counter_id: int
+    dp_rank: Int
+    counter_id: Int
     wall_time: float
     scheduled_requests: ScheduledRequests
     queued_requests: QueuedRequests
@@ -99,8 +103,8 @@ class RawFpm(Struct, frozen=True):
 
 
 class PromptDigest(Struct, frozen=True):
-    slot: int
-    num_tokens: int
+    slot: Int
+    num_tokens: Int
     sha256: str
 
 
@@ -115,21 +119,21 @@ class Prompts(Struct, frozen=True):
 class RejectedRepetition(Struct, frozen=True):
     """A repetition that did not run as the point says: `chunks` are [cached, scheduled] of each slot, by step."""
 
-    ordinal: int
+    ordinal: Int
     reason: str
-    chunks: list[list[list[int]]]
+    chunks: list[list[list[Int]]]
 
 
 class Preparation(Struct, frozen=True):
     grid_digest: str
-    completed_points_before: int
+    completed_points_before: Int
     kv_seed_regime: str
-    warmup_records_before: int
+    warmup_records_before: Int | None
 
 
 class Estimate(Struct, frozen=True):
     method: Literal["single_step", "last_step", "adjacent_upper_median"]
-    raw_sample_indices: list[int]
+    raw_sample_indices: list[Int]
 
 
 class BenchmarkMeasurement(Struct, frozen=True):
@@ -139,65 +143,72 @@ class BenchmarkMeasurement(Struct, frozen=True):
     and does not count, `device_state` what the device said of its clocks afterwards, where it can be asked.
     """
 
-    schema_version: int
+    schema_version: Int
     point_key: str
-    dp_rank: int
+    dp_rank: Int
     prompts: Prompts
     preparation: Preparation
-    expected_internal_samples: int
+    expected_internal_samples: Int
     raw_fpms: list[RawFpm]
     estimate: Estimate
     repetition_line_sha256: str | UnsetType = UNSET
-    session: int | UnsetType = UNSET
+    session: Int | UnsetType = UNSET
     rejections: list[RejectedRepetition] | UnsetType = UNSET
     device_state: dict[str, float] | UnsetType = UNSET
 
 
 class Fpm(Struct, frozen=True):
-    """The retained forward-pass metric of one point on one rank; `wall_time` in seconds."""
+    """The retained forward-pass metric of one point on one rank; `wall_time` in seconds.
 
-    version: int
+    Dynamo alone writes `kvwarm_giant_median_of`, the steady steps whose upper median this is, and its mark.
+    """
+
+    version: Int
     worker_id: str
-    dp_rank: int
-    counter_id: int
+    dp_rank: Int
+    counter_id: Int
     wall_time: float
     scheduled_requests: ScheduledRequests
     queued_requests: QueuedRequests
+    kvwarm_giant_median_of: Int | UnsetType = UNSET
+    kvwarm_steady_sample: bool | UnsetType = UNSET
     benchmark_measurement: BenchmarkMeasurement | UnsetType = UNSET
 
 
 class NativePoint(Struct, frozen=True):
     point_type: Literal["prefill", "decode"]
-    benchmark_id: int
-    total_prefill_tokens: int
-    total_kv_read_tokens: int
-    batch_size: int
+    benchmark_id: Int
+    total_prefill_tokens: Int
+    total_kv_read_tokens: Int
+    batch_size: Int
     expected_cudagraph_mode: str
-    expected_capture_size: int | None
-    padding_tokens: int | None
+    expected_capture_size: Int | None
+    padding_tokens: Int | None
     sample_reasons: list[str]
     partition: dict[str, Any] | None
-    rows: list[list[int]] | None
-    dp_rank: int | UnsetType = UNSET
+    rows: list[list[Int]] | None
+    dp_rank: Int | UnsetType = UNSET
 
 
 class Row(Struct, frozen=True):
+    """One point on one rank; Dynamo's oldest artifacts say nothing of its seed regime."""
+
     point: NativePoint
-    kv_seed_regime: str
+    kv_seed_regime: str | None
     fpms: list[Fpm]
 
 
 class RankResult(Struct, frozen=True):
-    dp_rank: int
+    dp_rank: Int
     fpms: list[Fpm]
 
 
 class IterationGroup(Struct, frozen=True):
     """One point over all data-parallel ranks; `wall_time` is the slowest rank's, in seconds."""
 
-    benchmark_id: int
+    benchmark_id: Int
     point: NativePoint
-    expected_dp_ranks: list[int]
+    expected_dp_ranks: list[Int]
     complete: bool
     wall_time: float
     rank_results: list[RankResult]
@@ -212,30 +223,34 @@ class ArtifactTiming(Struct, frozen=True):
 
 
 class Coverage(Struct, frozen=True):
-    expected_points: int
-    completed_points: int
-    skipped_points: int
+    expected_points: Int
+    completed_points: Int
+    skipped_points: Int
 
 
 class DpRank(Struct, frozen=True):
-    rank: int
-    size: int
+    rank: Int
+    size: Int
 
 
 class Session(Struct, frozen=True):
     """One engine start of a cell: how long it took, and how many points it finished until when."""
 
-    session: int
+    session: Int
     started_at: str
     engine_start_seconds: float
-    points: int
+    points: Int
     last_point_at: str | None
 
 
-class RankArtifact(Struct, frozen=True):
-    """`benchmark.json` (rank 0) or `benchmark_dp<r>.json`."""
+class RankArtifact(Struct, frozen=True, kw_only=True):
+    """`benchmark.json` (rank 0) or `benchmark_dp<r>.json`.
 
-    schema_version: int
+    Dynamo 1.6.1 has neither `measurement_protocol` nor `warmup_evidence`, nor a measurement in any value.
+    """
+
+    schema_version: Int
+    kvwarm: dict[str, Any] | UnsetType = UNSET
     artifact_type: Literal["rank"]
     status: Literal["complete", "partial", "failed"]
     valid: bool
@@ -243,51 +258,27 @@ class RankArtifact(Struct, frozen=True):
     stop_reason: str | None
     timing_valid: bool
     run_id: str
-    grid_digest: str
+    grid_digest: str | None
     timing: ArtifactTiming
     dp: DpRank
     synchronization: dict[str, Any]
     coverage: Coverage
     config: dict[str, Any]
-    limits: dict[str, int]
+    limits: dict[str, Int]
     recurrent_state: dict[str, Any]
-    measurement_protocol: dict[str, Any]
-    warmup_evidence: dict[str, Any]
+    measurement_protocol: dict[str, Any] | UnsetType = UNSET
+    warmup_evidence: dict[str, Any] | UnsetType = UNSET
     measurement_policy: dict[str, str]
     synthetic_prompts: dict[str, Any]
     capacity: dict[str, Any]
     cudagraph: dict[str, Any]
-    engine: dict[str, Any]
+    engine: dict[str, Any] | UnsetType = UNSET
     results: list[Row]
     iteration_groups: list[IterationGroup]
     skipped_points: list[Any]
     missing_phases: list[str]
     error: str | None
-    kvwarm: dict[str, Any] | UnsetType = UNSET
     sessions: list[Session] | UnsetType = UNSET
-
-
-class MergedArtifact(Struct, frozen=True):
-    """`merged.json`: all ranks of a cell agree; results flattened by id, then rank."""
-
-    schema_version: int
-    artifact_type: Literal["merged"]
-    status: Literal["complete"]
-    run_id: str
-    grid_digest: str
-    cell_digest: str
-    source_sha256: dict[str, str]
-    timing: ArtifactTiming
-    dp: dict[str, Any]
-    coverage: Coverage
-    config: dict[str, Any]
-    limits: dict[str, int]
-    measurement_protocol: dict[str, Any]
-    rank_warmup_evidence: dict[str, Any]
-    engine: dict[str, Any]
-    results: list[Row]
-    iteration_groups: list[IterationGroup]
-    kvwarm: dict[str, Any] | UnsetType = UNSET
 
 
 class CellReceipt(Struct, frozen=True):
@@ -298,7 +289,7 @@ class CellReceipt(Struct, frozen=True):
     microseconds a forward.
     """
 
-    schema_version: int
+    schema_version: Int
     cell_digest: str
     files: dict[str, str]
     sessions: list[Session]
@@ -308,7 +299,7 @@ class CellReceipt(Struct, frozen=True):
     breakdown: dict[str, float]
     idle_fraction: float
     seeding: dict[str, float]
-    rejected_repetitions: int
+    rejected_repetitions: Int
     overhead: dict[str, float]
 
 

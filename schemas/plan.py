@@ -15,11 +15,11 @@ TABLE_REVISION = "passgrid-table-1"
 
 
 class Measurement(Strict):
-    """How often a point is run and which value is kept."""
+    """How often a point is run and which value is kept; of an imported point, what its producer kept."""
 
     warmup_repeats: int
     measurement_repeats: int
-    reduction: Literal["adjacent_upper_median"]
+    reduction: Literal["adjacent_upper_median", "dynamo_native"]
 
 
 class CellIdentity(Strict):

@@ -139,7 +139,8 @@ class Execution(Strict):
 class Deployment(Strict):
     """One deployment of a campaign file.
 
-    `points` is a point manifest to measure instead of a grid; `profile` a declared profile instead of a probe.
+    `points` is a point manifest to measure instead of a grid; `profile` a declared profile instead of a probe;
+    `artifacts` a folder in which Dynamo's self-benchmark left what it measured, to be imported instead of measured.
     """
 
     model: str
@@ -152,6 +153,7 @@ class Deployment(Strict):
     grid: Grid = Grid()
     points: str | None = None
     profile: ProfilePath | None = None
+    artifacts: str | None = None
     warmup_iterations: NonNegative | None = None
     engram_residency: Name = "none"
     execution: Execution | None = None

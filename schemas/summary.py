@@ -26,7 +26,8 @@ class Job(msgspec.Struct, frozen=True):
 
 class DeploymentSummary(msgspec.Struct, frozen=True):
     """`probe_digest` names the probe records, `profile_digest` what is imported from them, or the declared profile in
-    `profile`. `gpus` are those of one job, `points` tells whether it measures a list of its own instead of a grid."""
+    `profile`. `gpus` are those of one job, `points` tells whether it measures a list of its own instead of a grid,
+    `artifacts` is the folder that its cells are imported from instead of measured."""
 
     model: str
     phases: tuple[Phase, ...]
@@ -37,6 +38,7 @@ class DeploymentSummary(msgspec.Struct, frozen=True):
     job: Job
     profile: str | None = None
     points: bool = False
+    artifacts: str | None = None
 
 
 class CampaignSummary(msgspec.Struct, frozen=True):

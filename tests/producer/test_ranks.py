@@ -10,7 +10,8 @@ import pytest
 from conftest import ROOT, cell_folder, load
 
 from schemas.canonical import read_model, sha256, short
-from schemas.native import CellReceipt, MergedArtifact, RankArtifact, read_struct
+from schemas.merged import MergedArtifact
+from schemas.native import CellReceipt, RankArtifact, read_struct
 from schemas.plan import Plan
 
 pytestmark = [pytest.mark.engine, pytest.mark.demo]

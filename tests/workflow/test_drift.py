@@ -6,7 +6,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from schemas.native import MergedArtifact, read_struct
+from schemas.merged import MergedArtifact
+from schemas.native import read_struct
 
 from drift import Drift, drift, drifting_points
 

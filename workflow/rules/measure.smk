@@ -1,4 +1,5 @@
 localrules:
+    import_native,
     rank_artifact,
 
 
@@ -11,6 +12,8 @@ rule collect_cell:
         receipt=f"{ROOT}/{{scope}}cells/{{cell}}/receipt.json",
     log:
         f"{ROOT}/logs/{{scope}}collect-{{cell}}.log",
+    wildcard_constraints:
+        cell=CAMPAIGN.cells_that_are("measured"),
     conda:
         "../envs/engine.yaml"
     threads: CAMPAIGN.resources["cpus_per_task"]
@@ -30,6 +33,23 @@ rule collect_cell:
         " producer.run_cell --cell $(dirname {output.receipt})/cell.json"
         " --start-timeout {resources.start_timeout}"
         " --step-timeout {resources.step_timeout} --attempt {resources.attempt} 2>> {log}"
+
+
+# A cell that Dynamo's self-benchmark measured: its artifacts, once they are what the cell asks for.
+rule import_native:
+    output:
+        artifact=f"{ROOT}/{{scope}}cells/{{cell}}/benchmark.json",
+        receipt=f"{ROOT}/{{scope}}cells/{{cell}}/receipt.json",
+    log:
+        f"{ROOT}/logs/{{scope}}import-{{cell}}.log",
+    wildcard_constraints:
+        cell=CAMPAIGN.cells_that_are("imported"),
+    conda:
+        "../envs/judge.yaml"
+    shell:
+        f"python workflow/scripts/import_native.py --campaign {CAMPAIGN.file}"
+        " --cell {wildcards.cell}"
+        " --scope '{wildcards.scope}' --output {output.receipt} 2> {log}"
 
 
 # The artifacts of further data-parallel ranks: how many there are is the cell's affair, so they are no outputs above.

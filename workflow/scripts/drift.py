@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from msgspec import UNSET
 
-from schemas.native import MergedArtifact
+from schemas.merged import MergedArtifact
 
 AGREEING_PAIRS = 0.9
 """Part of all pairs of samples that must rise (or fall) together. Nine samples in random order do so, one way or the

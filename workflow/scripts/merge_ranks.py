@@ -10,13 +10,13 @@ from msgspec import UNSET
 
 from schemas.canonical import read_bytes, read_model, sha256
 from schemas.errors import Refusal, run
+from schemas.merged import MergedArtifact
 from schemas.native import (
     SCHEMA_VERSION,
     CellReceipt,
     Coverage,
     Fpm,
     IterationGroup,
-    MergedArtifact,
     RankArtifact,
     Row,
     read_struct,

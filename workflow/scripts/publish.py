@@ -14,7 +14,8 @@ from schemas.canonical import canonical_bytes, digest, parse, read_bytes, read_m
 from schemas.errors import Refusal, run
 from schemas.evidence import CellEvidence, Readiness
 from schemas.layout import cells_folder, pair_folder, system_file
-from schemas.native import MergedArtifact, read_struct
+from schemas.merged import MergedArtifact
+from schemas.native import read_struct
 from schemas.plan import FrozenCell, Plan
 from schemas.system import System
 from schemas.table import (

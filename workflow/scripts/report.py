@@ -15,7 +15,8 @@ from schemas.canonical import read_bytes, read_model, sha256, short, write_atomi
 from schemas.errors import run
 from schemas.evidence import CellEvidence
 from schemas.layout import cells_folder
-from schemas.native import CellReceipt, MergedArtifact, read_struct
+from schemas.merged import MergedArtifact
+from schemas.native import CellReceipt, read_struct
 from schemas.plan import DeploymentPlan, FrozenCell, Plan
 
 TEMPLATES = Path(__file__).parent.parent / "templates"

@@ -25,10 +25,10 @@ from schemas.errors import Refusal, run
 from schemas.evidence import CellEvidence
 from schemas.journal import RankPoint
 from schemas.layout import rank_files
+from schemas.merged import MergedArtifact
 from schemas.native import (
     CellReceipt,
     CudagraphObservation,
-    MergedArtifact,
     NativePoint,
     RankArtifact,
     ScheduledRequests,

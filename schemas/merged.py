@@ -1,0 +1,50 @@
+"""The merged artifact of a cell: all its data-parallel ranks as one file, as Dynamo's launcher merges them."""
+
+from typing import Any, Literal
+
+from msgspec import UNSET, UnsetType
+
+from schemas.native import ArtifactTiming, Coverage, Int, IterationGroup, Row, Struct
+
+
+class MergedArtifact(Struct, frozen=True, kw_only=True):
+    """`merged.json`: rank 0's artifact, with the rows of all ranks by id, then rank.
+
+    `coverage` counts rank-points, `timing` is the slowest rank's, `config`, `limits`, `capacity` and `kvwarm` are
+    rank 0's. Ours are `cell_digest` and `source_sha256`; all else is the original's.
+    """
+
+    schema_version: Int
+    kvwarm: dict[str, Any] | UnsetType = UNSET
+    artifact_type: Literal["merged"]
+    status: Literal["complete"]
+    valid: bool
+    usable: bool
+    stop_reason: None
+    timing_valid: bool
+    run_id: str
+    grid_digest: str
+    timing: ArtifactTiming
+    dp: dict[str, Any]
+    synchronization: dict[str, Any]
+    coverage: Coverage
+    config: dict[str, Any]
+    limits: dict[str, Int]
+    recurrent_state: dict[str, Any]
+    measurement_protocol: dict[str, Any] | UnsetType = UNSET
+    measurement_policy: dict[str, str]
+    synthetic_prompts: dict[str, Any]
+    capacity: dict[str, Any]
+    cudagraph: dict[str, Any]
+    engine: dict[str, Any] | UnsetType = UNSET
+    results: list[Row]
+    iteration_groups: list[IterationGroup]
+    skipped_points: list[Any]
+    missing_phases: list[str]
+    error: None
+    rank_files: list[str]
+    merged_output_path: str
+    worker_probe_path: str | UnsetType = UNSET
+    rank_warmup_evidence: dict[str, Any] | UnsetType = UNSET
+    cell_digest: str
+    source_sha256: dict[str, str]
