@@ -107,6 +107,10 @@ def _check_gres(name: str, deployment: Deployment, campaign: Campaign, file: Pat
 
 def _check_distinct(campaign: Campaign, file: Path) -> None:
     """A table tells deployments apart by model, topology and precision; by nothing else."""
+    imported = [name for name, deployment in campaign.deployments.items() if deployment.artifacts is not None]
+    if 0 < len(imported) < len(campaign.deployments):
+        wanted = "artifacts for every deployment or for none: a table has values of one kind"
+        raise Refusal("deployments", wanted, f"artifacts for {', '.join(imported)} only", file)
     seen: dict[str, str] = {}
     for name, deployment in campaign.deployments.items():
         selector = digest(

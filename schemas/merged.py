@@ -2,9 +2,10 @@
 
 from typing import Any, Literal
 
+import msgspec
 from msgspec import UNSET, UnsetType
 
-from schemas.native import ArtifactTiming, Coverage, Int, IterationGroup, Row, Struct
+from schemas.native import ArtifactTiming, Coverage, Int, IterationGroup, NativePoint, Row, Struct
 
 
 class MergedArtifact(Struct, frozen=True, kw_only=True):
@@ -48,3 +49,29 @@ class MergedArtifact(Struct, frozen=True, kw_only=True):
     rank_warmup_evidence: dict[str, Any] | UnsetType = UNSET
     cell_digest: str
     source_sha256: dict[str, str]
+
+
+class PublishedFpm(msgspec.Struct, frozen=True, gc=False):
+    kvwarm_giant_median_of: Int | None = None
+
+
+class PublishedRank(msgspec.Struct, frozen=True, gc=False):
+    fpms: list[PublishedFpm]
+
+
+class PublishedGroup(msgspec.Struct, frozen=True, gc=False):
+    """A point, its value in seconds, and of how many samples that is."""
+
+    benchmark_id: Int
+    point: NativePoint
+    wall_time: float
+    rank_results: list[PublishedRank]
+
+
+class PublishedValues(msgspec.Struct, frozen=True, gc=False):
+    """`merged.json`, as far as a table needs it: its bulk, the raw samples, is skipped. Its digest is the verdict's."""
+
+    run_id: str
+    grid_digest: str
+    cell_digest: str
+    iteration_groups: list[PublishedGroup]

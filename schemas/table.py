@@ -12,6 +12,15 @@ COORDINATES: Literal["iteration_totals_balanced_v1"] = "iteration_totals_balance
 PARTITION = "balanced_v1"
 MEDIAN_POLICY: Literal["vllm_native_fpm_prefix_seed_median_v1"] = "vllm_native_fpm_prefix_seed_median_v1"
 """The one policy of the consumers that says what the values are: a median over ten measurements after five warm-ups."""
+SINGLE_POLICY: Literal["dynamo_native_single_sample_v1"] = "dynamo_native_single_sample_v1"
+TablePolicy = Literal[
+    "vllm_native_fpm_prefix_seed_median_v1",
+    "dynamo_native_single_sample_v1",
+    "per_row_single_sample_or_median_of_3",
+]
+MEDIAN_OF_3 = "kvwarm_median_of_3"
+PER_ROW_POLICY: Literal["per_row_single_sample_or_median_of_3"] = "per_row_single_sample_or_median_of_3"
+"""What Dynamo's own values are: single samples, or (each row says which) the median of three decode steps."""
 STATE_PROTOCOL = "glm53flash_prefix_cache_real_seed_v1"
 TIMING_BOUNDARY = "dynamo_vllm_instrumented_scheduler_fpm_wall_time"
 """Names that the consumers demand with the median policy: state from prefix-cache seeds of real tokens, and the
@@ -88,7 +97,7 @@ class Sidecar(Strict):
     schema_name: Literal["aic_fpm_forward_perf"] = SCHEMA_NAME
     schema_version: Literal[7] = SCHEMA_VERSION
     coordinate_system: Literal["iteration_totals_balanced_v1"] = COORDINATES
-    measurement_policy: Literal["vllm_native_fpm_prefix_seed_median_v1"] = MEDIAN_POLICY
+    measurement_policy: TablePolicy
     warmup_repeats: int
     measurement_repeats: int
     system: str

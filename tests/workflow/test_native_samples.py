@@ -19,7 +19,7 @@ def ranks_of(folder: Path, *documents: dict[str, Any]) -> Ranks:
     files = [folder / rank_file(document["dp"]["rank"]) for document in documents]
     for file, document in zip(files, documents, strict=True):
         file.write_text(json.dumps(document))
-    return Ranks(files)
+    return Ranks.read(files)
 
 
 @pytest.mark.parametrize("name", WHOLE)
@@ -60,4 +60,4 @@ def test_an_artifact_that_is_not_whole_says_why(name: str, lines: list[str], tmp
 def test_a_file_of_another_kind_is_no_ranks(name: str, line: str, tmp_path: Path):
     (tmp_path / "benchmark.json").write_text(json.dumps(sample(name)))
     with pytest.raises(Refusal, match="rank artifact: expected a RankArtifact, found"):
-        Ranks([tmp_path / "benchmark.json"])
+        Ranks.read([tmp_path / "benchmark.json"])

@@ -41,7 +41,7 @@ def test_a_browser_draws_every_figure(report: Path, tmp_path: Path):
     page = done.stdout
     # Two figures a cell (latency and spread), six cells, and the time of all.
     assert len(re.findall(r'class="[^"]*js-plotly-plot', page)) == 13
-    titles = ["Prefill", "Decode", "Spread of the ten samples: prefill", "Where the time went"]
+    titles = ["Prefill", "Decode", "Spread of the samples: prefill", "Where the time went"]
     for title in titles:
         assert re.search(rf'<text class="gtitle"[^>]*>{title}</text>', page), title
     # Sliding window, second panel of the prefill figure: a line per prefix is drawn as a path.

@@ -1,9 +1,9 @@
 """Merge the rank artifacts of a cell: all ranks agree, the slowest rank's time counts."""
 
 import argparse
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -52,14 +52,13 @@ def decode(data: bytes, cls: type[T], file: Path) -> T:
 
 
 class Ranks:
-    """The artifacts of a cell in rank order, each file read once; equal groups are kept, and decoded, once."""
+    """The artifacts of a cell in rank order, each file decoded once, and groups that all files repeat too."""
 
-    def __init__(self, files: Sequence[Path]) -> None:
+    def __init__(self, files: Sequence[Path], contents: Iterable[bytes]) -> None:
         self.files, self.sha256 = list(files), dict[str, str]()
         self.artifacts: list[RankArtifact] = []
         groups = b""
-        for file in files:
-            data = read_bytes(file, "rank artifact")
+        for file, data in zip(files, contents, strict=True):
             self.sha256[file.name] = sha256(data)
             if not self.artifacts:
                 self.artifacts.append(decode(data, RankArtifact, file))
@@ -71,6 +70,10 @@ class Ranks:
                 )
             else:
                 self.artifacts.append(decode(data, RankArtifact, file))
+
+    @classmethod
+    def read(cls, files: Sequence[Path]) -> Self:
+        return cls(files, (read_bytes(file, "rank artifact") for file in files))
 
 
 def findings(ranks: Ranks) -> Iterator[Refusal]:
@@ -200,7 +203,7 @@ def merge_files(cell: FrozenCell, receipt_file: Path, files: Sequence[Path]) -> 
     receipt = read_struct(CellReceipt, receipt_file, "receipt")
     if receipt.cell_digest != cell.digest:
         raise Refusal("cell_digest", cell.digest, receipt.cell_digest, receipt_file)
-    ranks = Ranks(files)
+    ranks = Ranks.read(files)
     for refusal in (*cell_findings(cell, receipt_file, receipt.files, ranks), *findings(ranks)):
         raise refusal
     return merge(ranks, cell.digest)

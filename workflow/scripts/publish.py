@@ -4,31 +4,38 @@ import argparse
 import io
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
+import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
 
+from producer.contracts import DYNAMO
 from schemas.canonical import canonical_bytes, digest, parse, read_bytes, read_model, read_yaml, sha256, write_atomic
 from schemas.errors import Refusal, run
 from schemas.evidence import CellEvidence, Readiness
 from schemas.layout import cells_folder, pair_folder, system_file
-from schemas.merged import MergedArtifact
-from schemas.native import read_struct
+from schemas.merged import PublishedGroup, PublishedValues
 from schemas.plan import FrozenCell, Plan
 from schemas.system import System
 from schemas.table import (
     KEY_COLUMNS,
     LEGACY_IDENTITY,
+    MEDIAN_OF_3,
     MEDIAN_POLICY,
     PARTITION,
+    PER_ROW_POLICY,
     ROW_SCHEMA,
+    SINGLE_POLICY,
     STATE_PROTOCOL,
     TIMING_BOUNDARY,
     Sidecar,
+    TablePolicy,
 )
 
+SEEDED = {"prefill_real_seed", "prefill_fake_prefix"}
+POLICY_COLUMNS = ("measurement_policy", "warmup_repeats", "measurement_repeats", "state_protocol", "timing_boundary")
 PARQUET, SIDECAR = "fpm_forward_perf.parquet", "fpm_forward_perf.metadata.json"
 
 
@@ -41,12 +48,98 @@ class Publication(NamedTuple):
     rows: int
 
 
+def read_values(data: bytes, file: Path) -> PublishedValues:
+    """What a table needs of a merged file."""
+    try:
+        return msgspec.json.decode(data, type=PublishedValues)
+    except msgspec.MsgspecError as error:
+        raise Refusal("merged artifact", "a merged artifact", error, file) from None
+
+
+def published_groups(groups: list[PublishedGroup], file: Path) -> list[PublishedGroup]:
+    """One group for each coordinate of a table.
+
+    Of points that were measured at the same coordinates one counts (domain, rank artifact): the one whose contexts were
+    not clamped, of clamped ones the first; of prefills without a cache the one that none was seeded for. Latency has
+    no say.
+
+    Raises:
+        Refusal: any other two points at one coordinate.
+    """
+    by_coordinate: dict[tuple[Any, ...], list[PublishedGroup]] = {}
+    for group in groups:
+        point = group.point
+        split = msgspec.json.encode([point.partition, point.rows])
+        where = (point.point_type, point.batch_size, point.total_prefill_tokens, point.total_kv_read_tokens, split)
+        by_coordinate.setdefault(where, []).append(group)
+    kept = []
+    for where, same in by_coordinate.items():
+        clamped = [group for group in same if "context_clamped" in group.point.sample_reasons]
+        candidates = [group for group in same if group not in clamped] or clamped[:1]
+        if len(candidates) > 1 and where[0] == "prefill" and not where[3]:
+            candidates = [group for group in candidates if not SEEDED & set(group.point.sample_reasons)] or candidates
+        if len(candidates) > 1:
+            ids = [group.benchmark_id for group in candidates]
+            raise Refusal(f"points {ids}", "one point at each coordinate", f"{len(ids)} at {where[:4]}", file)
+        kept += candidates
+    return sorted(kept, key=lambda group: group.benchmark_id)
+
+
+class Policy(NamedTuple):
+    """What a value is: its name for consumers, warm-ups and measurements of its point, warm-ups of its engine."""
+
+    name: str
+    warmup_repeats: int
+    measurement_repeats: int
+    state_protocol: str | None = None
+    timing_boundary: str | None = None
+
+    def columns(self) -> dict[str, Any]:
+        return dict(zip(POLICY_COLUMNS, self, strict=True))
+
+
+def policy_of(cell: FrozenCell, group: PublishedGroup, file: Path) -> Policy:
+    """The policy of one row.
+
+    Raises:
+        Refusal: a median of so many steps that no consumer has a name for it.
+    """
+    if cell.identity.contract != DYNAMO.name:
+        measurement = cell.identity.measurement
+        repeats = measurement.warmup_repeats, measurement.measurement_repeats
+        return Policy(MEDIAN_POLICY, *repeats, STATE_PROTOCOL, TIMING_BOUNDARY)
+    steps = {fpm.kvwarm_giant_median_of for result in group.rank_results for fpm in result.fpms}
+    if steps == {None}:
+        return Policy(SINGLE_POLICY, 0, 1)
+    if steps == {3}:
+        return Policy(MEDIAN_OF_3, 0, 3)
+    field = f"benchmark_id={group.benchmark_id} kvwarm_giant_median_of"
+    raise Refusal(field, "3 on every rank: consumers know no other median", sorted(steps, key=str), file)
+
+
+def table_policy(policies: set[Policy], plan_file: Path) -> Policy:
+    """The policy of a table by those of its rows.
+
+    Raises:
+        Refusal: rows of producers that no one policy describes.
+    """
+    if len(policies) == 1 and next(iter(policies)).name != MEDIAN_OF_3:
+        return next(iter(policies))
+    if {policy.name for policy in policies} <= {SINGLE_POLICY, MEDIAN_OF_3}:
+        return Policy(PER_ROW_POLICY, 0, 1)
+    raise Refusal("measurement", "one protocol over all cells", sorted(policies), plan_file)
+
+
 def rows_of_cell(
-    plan: Plan, plan_sha256: str, cell: FrozenCell, merged: MergedArtifact, evidence: CellEvidence
+    plan: Plan, plan_sha256: str, cell: FrozenCell, merged: PublishedValues, evidence: CellEvidence, file: Path
 ) -> list[dict[str, Any]]:
     """One row per point: latency is the slowest rank's retained wall time, in milliseconds."""
     identity = cell.identity
-    labels = {row.point.benchmark_id: label for row, label in zip(merged.results, evidence.formal_regimes, strict=True)}
+    ranks = identity.topology.dp
+    if len(evidence.formal_regimes) != len(merged.iteration_groups) * ranks:
+        wanted = len(merged.iteration_groups) * ranks
+        raise Refusal(f"{cell.name} formal_regimes", wanted, len(evidence.formal_regimes), file)
+    labels = dict(enumerate(evidence.formal_regimes[::ranks], start=1))
     common = {
         "cell_id": f"fpm-{cell.digest[:16]}",
         "model_path": plan.deployments[cell.deployment].model,
@@ -70,12 +163,7 @@ def rows_of_cell(
         "runtime_backend_version": identity.runtime_backend_version,
         "fmha_resolution": "auto",
         "parallel_strategy": identity.parallel_strategy,
-        "global_warmup_iterations": 0,
-        "warmup_repeats": identity.measurement.warmup_repeats,
-        "measurement_repeats": identity.measurement.measurement_repeats,
-        "measurement_policy": MEDIAN_POLICY,
-        "state_protocol": STATE_PROTOCOL,
-        "timing_boundary": TIMING_BOUNDARY,
+        "global_warmup_iterations": identity.warmup_iterations or 0,
         "source_plan_sha256": plan_sha256,
         "collector_attempt_id": merged.run_id,
         "runtime_run_id": merged.run_id,
@@ -83,6 +171,7 @@ def rows_of_cell(
     }
     return [
         common
+        | policy_of(cell, group, file).columns()
         | {
             "batch_size": group.point.batch_size,
             "total_prefill_tokens": group.point.total_prefill_tokens,
@@ -90,7 +179,7 @@ def rows_of_cell(
             "latency_ms": group.wall_time * 1000.0,
             "kv_seed_regime": labels[group.benchmark_id],
         }
-        for group in merged.iteration_groups
+        for group in published_groups(merged.iteration_groups, file)
     ]
 
 
@@ -103,12 +192,13 @@ def build(plan_file: Path) -> Publication:
     plan = read_model(Plan, plan_file, "plan")
     plan_sha256 = sha256(read_bytes(plan_file, "plan"))
     rows: list[dict[str, Any]] = []
-    repeats = set()
     for entry in plan.cells:
         folder = cells_folder(plan_file) / entry.name
         cell = read_model(FrozenCell, folder / "cell.json", "frozen cell")
         evidence = read_model(CellEvidence, folder / "evidence.json", "evidence")
-        merged = read_struct(MergedArtifact, folder / "merged.json", "merged artifact")
+        merged_file = folder / "merged.json"
+        data = read_bytes(merged_file, "merged artifact")
+        merged = read_values(data, merged_file)
         for field, found in (
             ("cell_digest", cell.digest),
             ("evidence cell_digest", evidence.cell_digest),
@@ -116,18 +206,12 @@ def build(plan_file: Path) -> Publication:
         ):
             if found != entry.digest:
                 raise Refusal(f"{entry.name} {field}", entry.digest, found, folder)
-        merged_sha256 = sha256(read_bytes(folder / "merged.json", "merged artifact"))
-        if merged_sha256 != evidence.merged_sha256:
-            raise Refusal(f"{entry.name} merged_sha256", evidence.merged_sha256, merged_sha256, folder / "merged.json")
-        if len(evidence.formal_regimes) != len(merged.results):
-            labels = len(evidence.formal_regimes)
-            raise Refusal(f"{entry.name} formal_regimes", len(merged.results), labels, folder / "evidence.json")
+        if sha256(data) != evidence.merged_sha256:
+            raise Refusal(f"{entry.name} merged_sha256", evidence.merged_sha256, sha256(data), merged_file)
         if evidence.state == "failed":
             raise Refusal(f"{entry.name} state", "recorded or unestablished", "failed", folder / "evidence.json")
-        rows.extend(rows_of_cell(plan, plan_sha256, cell, merged, evidence))
-        repeats.add((cell.identity.measurement.warmup_repeats, cell.identity.measurement.measurement_repeats))
-    if len(repeats) != 1:
-        raise Refusal("measurement", "one protocol over all cells", sorted(repeats), plan_file)
+        rows.extend(rows_of_cell(plan, plan_sha256, cell, merged, evidence, merged_file))
+    policy = table_policy({Policy(*(row[name] for name in POLICY_COLUMNS)) for row in rows}, plan_file)
     # A cell is no coordinate: loaders look rows up without it, so rows that differ in it alone collide there.
     key = [name for name, _ in KEY_COLUMNS if name != "cell_id"]
     rows.sort(key=lambda row: tuple(row[name] for name in key))
@@ -135,10 +219,10 @@ def build(plan_file: Path) -> Publication:
         if all(first[name] == second[name] for name in key):
             raise Refusal("row key", "each key once", {name: first[name] for name in key}, plan_file)
     parquet = parquet_bytes(rows)
-    warmups, measurements = repeats.pop()
     sidecar = Sidecar(
-        warmup_repeats=warmups,
-        measurement_repeats=measurements,
+        measurement_policy=cast(TablePolicy, policy.name),
+        warmup_repeats=policy.warmup_repeats,
+        measurement_repeats=policy.measurement_repeats,
         system=plan.system,
         backend=plan.backend,
         backend_version=plan.backend_version,

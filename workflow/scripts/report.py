@@ -14,10 +14,11 @@ from plotly.subplots import make_subplots
 from schemas.canonical import read_bytes, read_model, sha256, short, write_atomic
 from schemas.errors import run
 from schemas.evidence import CellEvidence
+from schemas.imported import ImportReceipt, read_receipt
 from schemas.layout import cells_folder
 from schemas.merged import MergedArtifact
 from schemas.native import CellReceipt, read_struct
-from schemas.plan import DeploymentPlan, FrozenCell, Plan
+from schemas.plan import DeploymentPlan, FrozenCell, Measurement, Plan
 
 TEMPLATES = Path(__file__).parent.parent / "templates"
 # Okabe and Ito's palette: told apart by people who see colours differently.
@@ -34,7 +35,7 @@ class Cell(NamedTuple):
 
     frozen: FrozenCell
     merged: MergedArtifact
-    receipt: CellReceipt
+    receipt: CellReceipt | ImportReceipt
     evidence: CellEvidence
 
 
@@ -42,7 +43,7 @@ def read_cell(folder: Path) -> Cell:
     return Cell(
         read_model(FrozenCell, folder / "cell.json", "frozen cell"),
         read_struct(MergedArtifact, folder / "merged.json", "merged artifact"),
-        read_struct(CellReceipt, folder / "receipt.json", "receipt"),
+        read_receipt(folder / "receipt.json"),
         read_model(CellEvidence, folder / "evidence.json", "evidence"),
     )
 
@@ -54,22 +55,29 @@ def samples_of(cell: Cell) -> pl.DataFrame:
         point = group.point
         for result in group.rank_results:
             measurement = result.fpms[0].benchmark_measurement
-            if measurement is UNSET:
+            common = {
+                "order": order,
+                "batch_size": point.batch_size,
+                "new_tokens": point.total_prefill_tokens // point.batch_size,
+                "kv_tokens": point.total_kv_read_tokens // point.batch_size,
+                "latency_ms": group.wall_time * 1000,
+                "dp_rank": result.dp_rank,
+            }
+            if measurement is UNSET:  # Dynamo 1.6.1 keeps no raw samples: its value is all there is, without a clock
+                only = {"sample": 0, "sample_ms": result.fpms[0].wall_time * 1000, "session": 1, "ended": float(order)}
+                rows.append(common | only)
                 continue
+            basis = measurement.raw_fpms[-1].benchmark_sample.timing.basis
             rows.extend(
-                {
-                    "order": order,
-                    "batch_size": point.batch_size,
-                    "new_tokens": point.total_prefill_tokens // point.batch_size,
-                    "kv_tokens": point.total_kv_read_tokens // point.batch_size,
-                    "latency_ms": group.wall_time * 1000,
+                common
+                | {
                     "sample": raw.benchmark_sample.sample_index,
                     "sample_ms": raw.wall_time * 1000,
                     "session": measurement.session if measurement.session is not UNSET else 1,
                     "ended": raw.benchmark_sample.timing.end_monotonic,
-                    "dp_rank": result.dp_rank,
                 }
                 for raw in measurement.raw_fpms
+                if raw.benchmark_sample.timing.basis == basis  # Dynamo's first decode step is the admission
             )
     return measured_at(pl.DataFrame(rows))
 
@@ -182,23 +190,28 @@ def spread_figure(samples: pl.DataFrame, phase: str) -> go.Figure:
     )
     figure.update_xaxes(title="seconds of measuring")
     figure.update_yaxes(title="sample against published value (%)", zeroline=True, zerolinecolor="#555")
-    figure.update_layout(**LAYOUT, height=300, title=f"Spread of the ten samples: {phase}")
+    figure.update_layout(**LAYOUT, height=300, title=f"Spread of the samples: {phase}")
     return figure
 
 
 def time_figure(cells: list[Cell]) -> go.Figure:
-    """Where each cell's seconds went."""
+    """Where each measured cell's seconds went; of imported ones nobody knows."""
     figure = go.Figure()
-    names = [f"{cell.frozen.identity.phase} {cell.frozen.deployment}" for cell in cells]
+    receipts = {
+        f"{cell.frozen.identity.phase} {cell.frozen.deployment}": cell.receipt
+        for cell in cells
+        if isinstance(cell.receipt, CellReceipt)
+    }
+    names = list(receipts)
     kinds = ("engine start", "seeding", "warmup", "scaffolding", "measured", "rejected", "idle")
     for index, kind in enumerate(kinds):
         seconds = [
-            cell.receipt.engine_start_seconds if kind == "engine start" else cell.receipt.breakdown[kind]
-            for cell in cells
+            receipt.engine_start_seconds if kind == "engine start" else receipt.breakdown[kind]
+            for receipt in receipts.values()
         ]
         figure.add_bar(y=names, x=seconds, name=kind, orientation="h", marker_color=COLOURS[index])
     figure.update_layout(
-        **LAYOUT, barmode="stack", height=120 + 36 * len(cells), title="Where the time went", xaxis_title="seconds"
+        **LAYOUT, barmode="stack", height=120 + 36 * len(names), title="Where the time went", xaxis_title="seconds"
     )
     figure.update_yaxes(autorange="reversed")
     return figure
@@ -218,17 +231,19 @@ def deployment_section(name: str, planned: DeploymentPlan, cells: list[Cell]) ->
         samples, phase = samples_of(cell), cell.frozen.identity.phase
         figures.append(_html(prefill_figure(samples) if phase == "prefill" else decode_figure(samples)))
         figures.append(_html(spread_figure(samples, phase)))
-    engine = cells[0].merged.engine
+    engine = {} if cells[0].merged.engine is UNSET else cells[0].merged.engine
+    versions = engine.get("versions", {})
     return {
         "name": name,
         "figures": figures,
         "facts": {
-            "model": f"{planned.model} ({', '.join(engine['model']['architectures'])})",
+            "model": f"{planned.model} ({', '.join(engine.get('model', {}).get('architectures', ()))})",
             "model config": f"sha256 {short(identity.model_config_sha256)}, weights {identity.engine.load_format}",
-            "engine": f"{identity.backend} {engine['versions']['vllm']}, Python {engine['versions']['python']}, "
-            f"graphs {engine['graph']['cudagraph_mode']}",
+            "engine": f"{identity.backend} {versions.get('vllm')}, Python {versions.get('python')}, "
+            f"graphs {engine.get('graph', {}).get('cudagraph_mode')}",
             "cache groups": ", ".join(
-                f"{group['type']} (block {group['block_size']})" for group in engine["kv_cache"]["groups"]
+                f"{group['type']} (block {group['block_size']})"
+                for group in engine.get("kv_cache", {}).get("groups", ())
             ),
             "topology": f"{identity.parallel_strategy}: tp {topology.tp}, dp {topology.dp}, "
             f"moe_tp {topology.moe_tp}, moe_ep {topology.moe_ep}",
@@ -245,17 +260,36 @@ def deployment_section(name: str, planned: DeploymentPlan, cells: list[Cell]) ->
                 "points": cell.evidence.points,
                 "state": cell.evidence.state,
                 "regimes": ", ".join(f"{count} {label}" for label, count in cell.evidence.formal_regime_counts.items()),
-                "rejected": cell.receipt.rejected_repetitions,
-                "seeding": f"{cell.receipt.seeding['ratio']:.2f}",
                 "run": cell.merged.run_id[:8],
                 "drifting": cell.evidence.drifting,
-                "idle": f"{cell.receipt.idle_fraction:.1%}",
-                "sessions": len(cell.receipt.sessions),
                 "started": cell.merged.timing.started_at[:19].replace("T", " "),
             }
+            | collection(cell.receipt)
             for cell in cells
         ],
     }
+
+
+def collection(receipt: CellReceipt | ImportReceipt) -> dict[str, Any]:
+    """How a cell was measured, in the columns of its table."""
+    if isinstance(receipt, ImportReceipt):
+        return {"rejected": "-", "seeding": "-", "idle": "-", "sessions": f"imported ({receipt.producer})"}
+    return {
+        "rejected": receipt.rejected_repetitions,
+        "seeding": f"{receipt.seeding['ratio']:.2f}",
+        "idle": f"{receipt.idle_fraction:.1%}",
+        "sessions": len(receipt.sessions),
+    }
+
+
+def how_measured(measurement: Measurement) -> str:
+    """What a published value is, in a sentence."""
+    if measurement.reduction == "dynamo_native":
+        return "Imported from Dynamo's self-benchmark: of each point one sample, or the median of its decode steps."
+    return (
+        f"Each point: {measurement.warmup_repeats} warm-ups, {measurement.measurement_repeats} measurements; "
+        f"the published value is the fifth smallest of measurements 2 to {measurement.measurement_repeats}."
+    )
 
 
 def render(plan_file: Path) -> str:
@@ -274,7 +308,7 @@ def render(plan_file: Path) -> str:
             deployment_section(name, planned, [cell for cell in cells if cell.frozen.deployment == name])
             for name, planned in plan.deployments.items()
         ],
-        measurement=cells[0].frozen.identity.measurement,
+        measured=how_measured(cells[0].frozen.identity.measurement),
     )
 
 

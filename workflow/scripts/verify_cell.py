@@ -1,325 +1,72 @@
 """Verify the evidence of one cell: what can be derived again is derived again, and every finding is written."""
 
 import argparse
-import math
 from collections import Counter
-from collections.abc import Iterator
-from itertools import pairwise
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from statistics import pvariance
 from typing import NamedTuple
 
-import msgspec
 from msgspec import UNSET
 
-from producer.adapters import adapter_of, pins_digest
-from producer.artifact import assemble, contract_of, receipt
-from producer.contracts import CONTRACTS, Contract
-from producer.journal import Journal, read_journal
-from producer.partition import RequestShape, request_shapes
-from producer.record import check_producer_record
-from producer.session import kv_seed_regime, prompts_of, repetition_requests
-from producer.tokens import TokenStream
-from schemas.canonical import digest, read_bytes, read_model, sha256, write_model
+from producer.journal import read_journal
+from schemas.canonical import read_bytes, read_model, sha256, write_model
 from schemas.errors import Refusal, run
 from schemas.evidence import CellEvidence
-from schemas.journal import RankPoint
+from schemas.imported import ImportReceipt, read_receipt
 from schemas.layout import rank_files
 from schemas.merged import MergedArtifact
-from schemas.native import (
-    CellReceipt,
-    CudagraphObservation,
-    NativePoint,
-    RankArtifact,
-    ScheduledRequests,
-    read_struct,
-)
+from schemas.native import CudagraphObservation, NativePoint, RankArtifact, read_struct, struct_bytes
 from schemas.plan import FrozenCell
-from schemas.points import DecodePoint, Point
 
 from drift import drifting_points
-from merge_ranks import merge_files
-from seed_regime import Case, formal_regime, stamp_conflict
-
-COLLECTOR_AT_REST = {"enabled": False, "frozen": True}
+from import_checks import check_imported, gaps_of_imported
+from journal_checks import MeasuredCell, check_measured, differing
+from merge_ranks import Ranks, cell_findings, findings, merge
+from seed_regime import Case, formal_regime
 
 
 class CellFiles(NamedTuple):
-    """The native files of one cell, read."""
+    """The files of a cell that the verdict rests on."""
 
     folder: Path
     cell: FrozenCell
-    receipt: CellReceipt
-    journal: Journal
-    artifacts: list[RankArtifact]
-    merged: MergedArtifact
-
-    @property
-    def rank_files(self) -> list[Path]:
-        return rank_files(self.folder, self.cell.identity.topology.dp)
+    receipt_files: dict[str, str]
+    ranks: Ranks
+    origin: MeasuredCell | ImportReceipt
 
 
 def read_cell(folder: Path) -> CellFiles:
     cell = read_model(FrozenCell, folder / "cell.json", "frozen cell")
-    ranks = rank_files(folder, cell.identity.topology.dp)
-    return CellFiles(
-        folder,
-        cell,
-        read_struct(CellReceipt, folder / "receipt.json", "receipt"),
-        read_journal(folder / "repetitions.jsonl", cell.digest),
-        [read_struct(RankArtifact, file, "rank artifact") for file in ranks],
-        read_struct(MergedArtifact, folder / "merged.json", "merged artifact"),
-    )
+    receipt = read_receipt(folder / "receipt.json")
+    if receipt.cell_digest != cell.digest:
+        raise Refusal("cell_digest", cell.digest, receipt.cell_digest, folder / "receipt.json")
+    ranks = Ranks.read(rank_files(folder, cell.identity.topology.dp))
+    if isinstance(receipt, ImportReceipt):
+        return CellFiles(folder, cell, receipt.files, ranks, receipt)
+    journal = read_journal(folder / "repetitions.jsonl", cell.digest)
+    return CellFiles(folder, cell, receipt.files, ranks, MeasuredCell(folder, cell, receipt, journal, ranks))
 
 
-def check_identity(files: CellFiles) -> Iterator[str]:
-    """The files are this cell's, unchanged since the receipt, measured by the contract that the cell chose."""
-    cell, identity = files.cell, files.cell.identity
-    if files.folder.name != cell.name:
-        yield f"cell name: expected {files.folder.name}, found {cell.name}"
-    if identity.points_sha256 != digest(cell.points):
-        yield f"points_sha256: expected {identity.points_sha256}, found {digest(cell.points)}"
-    for name, expected in files.receipt.files.items():
-        found = sha256(read_bytes(files.folder / name, name))
-        if found != expected:
-            yield f"sha256 of {name}: expected {expected} of the receipt, found {found}"
-    try:
-        contract_of(cell, files.folder)
-    except Refusal as refusal:
-        yield str(refusal)
-    adapter = adapter_of(identity.runtime_backend_version, files.folder)
-    if identity.pins_sha256 != pins_digest(adapter):
-        yield f"pins_sha256: expected {pins_digest(adapter)} of this checkout, found {identity.pins_sha256}"
-    for session in files.journal.sessions:
-        for difference in check_producer_record(session.producer, cell, adapter):
-            yield f"session {session.session} {difference}"
-
-
-def check_derivation(files: CellFiles) -> Iterator[str]:
-    """The artifacts are what their journal says; the merged file is what the artifacts say."""
-    for rank, (file, artifact) in enumerate(zip(files.rank_files, files.artifacts, strict=True)):
-        try:
-            # Through JSON, as the file went: nested structs of free blocks become plain values.
-            encoded = msgspec.json.encode(assemble(files.cell, files.journal, rank))
-        except (ValueError, KeyError, IndexError) as error:
-            yield f"repetitions.jsonl rank {rank}: {type(error).__name__}: {error}"
-            return
-        derived = msgspec.json.decode(encoded, type=RankArtifact)
-        for field in derived.__struct_fields__:
-            if getattr(derived, field) != getattr(artifact, field):
-                yield f"{file.name} {field}: expected what repetitions.jsonl holds, found another value"
-    names = [Path("repetitions.jsonl"), *files.rank_files]
-    digests = {file.name: sha256(read_bytes(files.folder / file.name, file.name)) for file in names}
-    derived_receipt = receipt(files.cell, files.journal, digests)
-    for field in derived_receipt.__struct_fields__:
-        if getattr(derived_receipt, field) != getattr(files.receipt, field):
-            yield f"receipt.json {field}: expected what repetitions.jsonl holds, found another value"
-    try:
-        merged = merge_files(files.cell, files.folder / "receipt.json", files.rank_files)
-    except Refusal as refusal:
-        yield f"merge: {refusal}"
-        return
-    for field in merged.__struct_fields__:
-        if getattr(merged, field) != getattr(files.merged, field):
+def check_merged(merged: MergedArtifact, merged_sha256: str, file: Path) -> Iterator[str]:
+    """The merged file is what the rank artifacts say. It is read only when its bytes are not."""
+    if merged_sha256 != sha256(struct_bytes(merged)):
+        fields = list(differing(merged, read_struct(MergedArtifact, file, "merged artifact")))
+        for field in fields or ["layout"]:
             yield f"merged.json {field}: expected what the rank artifacts hold, found another value"
 
 
-def counts(requests: list[tuple[int, int, int]]) -> ScheduledRequests:
-    """What the engine's scheduler counts in a step of requests (prompt, computed before, scheduled in it)."""
-    prefill = [(prompt, computed, scheduled) for prompt, computed, scheduled in requests if computed < prompt]
-    contexts = [computed for prompt, computed, _ in requests if computed >= prompt]
-    return ScheduledRequests(
-        num_prefill_requests=len(prefill),
-        sum_prefill_tokens=sum(scheduled for _, _, scheduled in prefill),
-        var_prefill_length=pvariance(prompt for prompt, _, _ in prefill) if prefill else 0.0,
-        sum_prefill_kv_tokens=sum(computed for _, computed, _ in prefill),
-        num_decode_requests=len(contexts),
-        sum_decode_kv_tokens=sum(contexts),
-        var_decode_kv_tokens=pvariance(contexts) if contexts else 0.0,
-    )
-
-
-def differences(expected: ScheduledRequests, found: ScheduledRequests) -> str:
-    """The counts that differ, in words; variances to the last bits that their way of adding up leaves open."""
-    return ", ".join(
-        f"{field} expected {want}, found {have}"
-        for field in expected.__struct_fields__
-        if not math.isclose(want := getattr(expected, field), have := getattr(found, field), rel_tol=1e-9)
-    )
-
-
-def check_repetitions(where: str, line: RankPoint, point: Point, shapes: tuple[RequestShape, ...]) -> Iterator[str]:
-    """Every step that is recorded, not only the kept one: the point's counts, in order, none twice."""
-    decode = isinstance(point, DecodePoint)
-    first = counts([(shape.prompt, shape.prefix, shape.new_tokens) for shape in shapes])
-    # Decode: the prompt is one token short of the context, and the second step after it reads the whole context.
-    measured = counts([(shape.prompt, shape.prompt + 1, 1) for shape in shapes]) if decode else first
-    length = 3 if decode else 1
-    basis = "inter_output" if decode else "schedule_to_output"
-    forwards: list[tuple[int, int, str]] = []
-    for span in line.warmups:
-        forwards.append((span.forward_index_start, span.forward_index_end, f"{span.kind} span"))
-        if span.kind != "eager_shape":
-            continue
-        if span.forward_index_end - span.forward_index_start != length:
-            found_length = span.forward_index_end - span.forward_index_start
-            yield f"{where} warm-up: expected {length} forwards, found {found_length}"
-        for name, expected, found in (("first", first, span.first), ("last", measured, span.last)):
-            if difference := differences(expected, found):
-                yield f"{where} warm-up {name} step: {difference}"
-    warm = max((span.forward_index_end for span in line.warmups if span.kind == "eager_shape"), default=0)
-    last_end = 0.0
-    for repetition in line.repetitions:
-        name = f"{where} repetition {repetition.ordinal}"
-        forwards.append((repetition.forward_index + 1 - length, repetition.forward_index + 1, name))
-        if difference := differences(measured, repetition.scheduled_requests):
-            yield f"{name} scheduled_requests: {difference}"
-        if repetition.basis != basis:
-            yield f"{name} basis: expected {basis}, found {repetition.basis}"
-        if repetition.forward_index < warm:
-            yield f"{name} forward_index: expected at least {warm}, found {repetition.forward_index}"
-        if not last_end <= repetition.start_monotonic < repetition.end_monotonic < math.inf:
-            found_interval = (repetition.start_monotonic, repetition.end_monotonic)
-            yield f"{name} interval: expected to rise from {last_end}, found {found_interval}"
-        elif not 0 <= repetition.overhead_seconds <= repetition.end_monotonic - repetition.start_monotonic:
-            yield f"{name} overhead_seconds: expected a part of the interval, found {repetition.overhead_seconds}"
-        last_end = repetition.end_monotonic
-    indices = [repetition.forward_index for repetition in line.repetitions]
-    if indices != sorted(indices):
-        yield f"{where} forward_index: expected to rise, found {indices}"
-    for (start, end, name), (next_start, _, next_name) in pairwise(sorted(forwards)):
-        if not start < end <= next_start:
-            yield f"{where} forwards: expected {name} [{start}, {end}) to end before {next_name} at {next_start}"
-
-
-def check_seeding(files: CellFiles) -> Iterator[str]:
-    """Every prefix that a point reads was computed before it by real requests, in the same engine start."""
-    points = files.cell.points.points()
-    longest: dict[tuple[int, int, int], int] = {}
-    for line in files.journal.points:
-        if not 1 <= line.benchmark_id <= len(points):
-            continue
-        shapes = request_shapes(points[line.benchmark_id - 1], files.cell.cache_hit_alignment_tokens)
-        for rank, point in enumerate(line.ranks):
-            for seed in point.seeds:
-                if seed.cached_tokens + seed.computed_tokens != seed.prefix_tokens + 1:
-                    ran = f"{seed.cached_tokens} cached and {seed.computed_tokens} computed"
-                    wanted = f"{seed.prefix_tokens} tokens and one more"
-                    yield f"benchmark_id={line.benchmark_id} seed of slot {seed.slot}: expected {wanted}, found {ran}"
-                key = (line.session, rank, seed.slot)
-                longest[key] = max(longest.get(key, 0), seed.prefix_tokens)
-            for slot, shape in enumerate(shapes):
-                if shape.prefix > longest.get((line.session, rank, slot), 0):
-                    where = f"benchmark_id={line.benchmark_id} rank {rank} slot {slot}"
-                    yield f"{where}: expected a seed of {shape.prefix} tokens before it, found none"
-
-
-def check_point(
-    cell: FrozenCell, contract: Contract, stream: TokenStream, where: str, line: RankPoint, point: Point
-) -> Iterator[str]:
-    """One rank's point ran as often as its contract says, with the prompts that its specification gives."""
-    measurement = contract.measurement
-    shapes = request_shapes(point, cell.cache_hit_alignment_tokens)
-    warmups = sum(span.kind == "eager_shape" for span in line.warmups)
-    for name, found, expected in (
-        ("measurements", len(line.repetitions), measurement.measurement_repeats),
-        ("warm-ups", len(line.warmup_ordinals), measurement.warmup_repeats),
-        ("recorded warm-up spans", warmups, measurement.warmup_repeats),
-    ):
-        if found != expected:
-            yield f"{where} {name}: expected {expected}, found {found}"
-    if len(line.rejections) > contract.max_rejections:
-        yield f"{where} rejections: expected at most {contract.max_rejections}, found {len(line.rejections)}"
-    ordinals = [*line.warmup_ordinals, *(r.ordinal for r in line.repetitions)]
-    ordinals += [rejection.ordinal for rejection in line.rejections]
-    if sorted(ordinals) != list(range(len(ordinals))):
-        yield f"{where} ordinals: expected each of 0..{len(ordinals) - 1} once, found {sorted(ordinals)}"
-    yield from check_repetitions(where, line, point, shapes)
-    for index, repetition in enumerate(line.repetitions):
-        requests = repetition_requests(stream, cell.identity.phase, point, shapes, repetition.ordinal)
-        derived = prompts_of(requests)
-        if derived.sha256 != repetition.prompts_sha256:
-            yield f"{where} repetition {repetition.ordinal}: prompts are not those of the specification"
-        if index == 1 and derived != line.prompts:
-            yield f"{where}: recorded prompts are not those of measurement 1"
-
-
-def check_points(files: CellFiles) -> Iterator[str]:
-    """Every point of every rank, and what its ranks must have in common."""
-    cell, contract = files.cell, contract_of(files.cell, files.folder)
-    points = cell.points.points()
-    streams = [TokenStream(cell.identity.token_seed, cell.vocab_size, rank) for rank in range(files.journal.ranks)]
-    for line in sorted(files.journal.points, key=lambda line: line.benchmark_id):
-        where = f"benchmark_id={line.benchmark_id}"
-        if not 1 <= line.benchmark_id <= len(points):
-            yield f"{where}: expected 1..{len(points)}"
-            continue
-        point = points[line.benchmark_id - 1]
-        if line.kv_seed_regime != kv_seed_regime(point):
-            yield f"{where} kv_seed_regime: expected {kv_seed_regime(point)}, found {line.kv_seed_regime}"
-        used = [[repetition.ordinal for repetition in rank.repetitions] for rank in line.ranks]
-        if any(ordinals != used[0] for ordinals in used):
-            yield f"{where} ordinals: expected the same repetitions on every rank, found {used}"
-        for rank, (stream, own) in enumerate(zip(streams, line.ranks, strict=True)):
-            which = where if len(streams) == 1 else f"{where} rank {rank}"
-            yield from check_point(cell, contract, stream, which, own, point)
-
-
-def check_engine(files: CellFiles) -> Iterator[str]:
-    """The engine of every rank says of itself what the cell's identity says."""
-    identity = files.cell.identity
-    for session in files.journal.sessions:
-        if len(session.ranks) != identity.topology.dp:
-            yield f"session {session.session} ranks: expected {identity.topology.dp}, found {len(session.ranks)}"
-        for rank, own in enumerate(session.ranks):
-            if own.device_name != files.cell.device_name:
-                wanted = f"{files.cell.device_name} of the accepted profile"
-                yield f"session {session.session} rank {rank} device: expected {wanted}, found {own.device_name}"
-            engine, graph = own.engine, own.engine.get("graph", {})
-            parallel, scheduler = engine.get("parallel", {}), engine.get("scheduler", {})
-            facts = {
-                "versions.vllm": (identity.runtime_backend_version, engine.get("versions", {}).get("vllm")),
-                "kv_cache.enable_prefix_caching": (True, engine.get("kv_cache", {}).get("enable_prefix_caching")),
-                "scheduler.async_scheduling": (False, scheduler.get("async_scheduling")),
-                "scheduler.max_num_batched_tokens": (
-                    identity.limits.max_num_tokens,
-                    scheduler.get("max_num_batched_tokens"),
-                ),
-                "scheduler.max_num_seqs": (identity.limits.max_batch_size, scheduler.get("max_num_seqs")),
-                "parallel.tensor_parallel_size": (identity.topology.tp, parallel.get("tensor_parallel_size")),
-                "parallel.data_parallel_size": (identity.topology.dp, parallel.get("data_parallel_size")),
-                "parallel.data_parallel_rank": (rank, parallel.get("data_parallel_rank")),
-                "parallel.enable_expert_parallel": (
-                    identity.topology.moe_ep > 1,
-                    parallel.get("enable_expert_parallel"),
-                ),
-                "speculative": (None, engine.get("speculative", "absent")),
-                # This process and its workers: one or more of them in processes of their own.
-                "collectors": ([COLLECTOR_AT_REST] * (1 + identity.topology.tp), engine.get("collectors")),
-            }
-            if identity.engine.enforce_eager:
-                facts["graph.cudagraph_mode"] = ("NONE", graph.get("cudagraph_mode"))
-            for field, (expected, found) in facts.items():
-                if expected != found:
-                    yield f"session {session.session} engine.{field}: expected {expected}, found {found}"
-
-
-def classify(files: CellFiles) -> tuple[list[str], list[str]]:
+def classify(cell: FrozenCell, merged: MergedArtifact) -> tuple[list[str], list[str]]:
     """Formal label of each row of the merged file, and the contradictions found on the way."""
     labels, conflicts = [], []
-    config_bound = files.cell.identity.execution_identity is not None
-    kvwarm = None if files.merged.kvwarm is UNSET else files.merged.kvwarm
-    for row in files.merged.results:
-        where = f"benchmark_id={row.point.benchmark_id}"
-        conflict = stamp_conflict(row.kv_seed_regime, row.point.sample_reasons)
-        if conflict:
-            conflicts.append(f"{where} {conflict}")
+    config_bound = cell.identity.execution_identity is not None
+    kvwarm = None if merged.kvwarm is UNSET else merged.kvwarm
+    for row in merged.results:
         stamps = frozenset(row.point.sample_reasons)
         case = Case(row.point.point_type, row.point.total_kv_read_tokens, stamps, kvwarm, config_bound)
         try:
             labels.append(formal_regime(case))
         except ValueError as error:
-            conflicts.append(f"{where} {error}")
+            conflicts.append(f"benchmark_id={row.point.benchmark_id} {error}")
     return labels, conflicts
 
 
@@ -337,12 +84,10 @@ def dispatch_gap(point: NativePoint, seen: list[CudagraphObservation]) -> str:
     return f"{sorted(found)} (mode, padding) instead of {sorted(expected)}"
 
 
-def gaps_of(files: CellFiles) -> list[str]:
-    """What the artifacts do not establish; reported, never a reason to refuse."""
-    if files.cell.identity.engine.enforce_eager:
-        return []
+def dispatch_gaps(artifacts: Sequence[RankArtifact]) -> list[str]:
+    """What the graph dispatch of all points leaves open."""
     points: dict[str, set[int]] = {}
-    for artifact in files.artifacts:
+    for artifact in artifacts:
         for row in artifact.results:
             for fpm in row.fpms:
                 if fpm.benchmark_measurement is not UNSET:
@@ -353,28 +98,43 @@ def gaps_of(files: CellFiles) -> list[str]:
 
 def verify(files: CellFiles) -> CellEvidence:
     """The verdict on one cell, with all findings."""
-    labels, conflicts = classify(files)
-    checks = (check_identity, check_engine, check_derivation, check_seeding)
-    failures = [failure for check in checks for failure in check(files)] + conflicts
-    if files.cell.identity.contract in CONTRACTS:
-        failures += check_points(files)
-    gaps = gaps_of(files)
-    # The merge has it that all ranks of a point agree: a point counts once, however many ranks ran it.
-    counted = [(row, label) for row, label in zip(files.merged.results, labels, strict=False) if row.point.dp_rank == 0]
+    cell, artifacts = files.cell, files.ranks.artifacts
+    merged_file, labels, drifting = files.folder / "merged.json", list[str](), tuple[str, ...]()
+    merged_sha256 = sha256(read_bytes(merged_file, "merged artifact"))
+    receipt_file = files.folder / "receipt.json"
+    refusals = (*cell_findings(cell, receipt_file, files.receipt_files, files.ranks), *findings(files.ranks))
+    failures = [f"merge: {refusal}" for refusal in refusals]
+    if isinstance(files.origin, MeasuredCell):
+        failures += check_measured(files.origin)
+        gaps: list[str] = []
+    else:
+        failures += check_imported(cell, artifacts, files.folder)
+        gaps = list(gaps_of_imported(cell, artifacts))
+    if not cell.identity.engine.enforce_eager:
+        gaps += dispatch_gaps(artifacts)
+    if not refusals:
+        merged = merge(files.ranks, cell.digest)
+        failures += check_merged(merged, merged_sha256, merged_file)
+        labels, conflicts = classify(cell, merged)
+        failures += conflicts
+        drifting = tuple(drifting_points(merged))
+    # All ranks of a point agree: it counts once, however many ranks ran it.
+    ranks = len(artifacts)
+    native = Counter(str(row.kv_seed_regime or "unrecorded") for row in artifacts[0].results)
     return CellEvidence(
-        cell_digest=files.cell.digest,
-        phase=files.cell.identity.phase,
+        cell_digest=cell.digest,
+        phase=cell.identity.phase,
         state="failed" if failures else "unestablished" if gaps else "recorded",
         failures=tuple(failures),
         gaps=tuple(gaps),
-        drifting=tuple(drifting_points(files.merged)),
-        points=len(files.merged.iteration_groups),
-        native_regime_counts=dict(sorted(Counter(row.kv_seed_regime for row, _ in counted).items())),
-        formal_regime_counts=dict(sorted(Counter(label for _, label in counted).items())),
+        drifting=drifting,
+        points=len(artifacts[0].iteration_groups),
+        native_regime_counts=dict(sorted(native.items())),
+        formal_regime_counts=dict(sorted(Counter(labels[::ranks]).items())),
         formal_regimes=tuple(labels),
-        merged_sha256=sha256(read_bytes(files.folder / "merged.json", "merged artifact")),
-        run_id=files.merged.run_id,
-        grid_digest=files.merged.grid_digest,
+        merged_sha256=merged_sha256,
+        run_id=artifacts[0].run_id,
+        grid_digest=str(artifacts[0].grid_digest),
     )
 
 

@@ -1,0 +1,76 @@
+"""What must hold of an imported cell: it is what was asked for, and its artifacts witness each other."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from producer.artifact import contract_of
+from producer.contracts import DYNAMO
+from producer.partition import balanced
+from schemas.canonical import digest
+from schemas.errors import Refusal
+from schemas.imported import IMPORTED
+from schemas.layout import rank_file
+from schemas.native import NativePoint, RankArtifact
+from schemas.plan import FrozenCell
+from schemas.points import DecodePoint, Point, partition_block, rows_block
+
+Coordinate = tuple[str, int, int, int, str]
+"""Phase, requests, new tokens, tokens read, and the digest of how the totals are split."""
+
+
+def recorded(point: NativePoint) -> Coordinate:
+    split = digest([point.partition, point.rows])
+    return point.point_type, point.batch_size, point.total_prefill_tokens, point.total_kv_read_tokens, split
+
+
+def expected(point: Point) -> Coordinate:
+    """Where Dynamo records a point: a decode step reads at least two tokens of each request (native artifact, what is
+    measured: contexts are admitted one token short, and no shorter than one)."""
+    if isinstance(point, DecodePoint):
+        contexts = balanced(point.total_kv_read_tokens, point.batch_size, 1, 1)
+        split = digest([None, None])
+        return "decode", point.batch_size, 0, sum(max(1, context - 1) + 1 for context in contexts), split
+    split = digest([partition_block(point), rows_block(point)])
+    return "prefill", point.batch_size, point.total_prefill_tokens, point.total_kv_read_tokens, split
+
+
+def check_coverage(cell: FrozenCell, artifact: RankArtifact) -> Iterator[str]:
+    """The cell's points, each once; one that was measured at other tokens than asked for is stamped so."""
+    asked = Counter(expected(point) for point in cell.points.points())
+    found: Counter[Coordinate] = Counter()
+    for row in artifact.results:
+        point = row.point
+        where = recorded(point)
+        if "giant_fake_off_by_batch" in point.sample_reasons:
+            where = (*where[:3], where[3] + point.batch_size, where[4])
+        found[where] += 1
+    for sign, differing in (("missing", asked - found), ("not asked for", found - asked)):
+        for where, count in sorted(differing.items()):
+            phase, batch, new, read, _ = where
+            yield f"points: {count} {sign}: {phase}, batch {batch}, {new} new tokens, {read} read"
+
+
+def check_imported(cell: FrozenCell, artifacts: Sequence[RankArtifact], folder: Path) -> Iterator[str]:
+    """All checks of an imported cell."""
+    try:
+        contract = contract_of(cell, folder)
+    except Refusal as refusal:
+        yield str(refusal)
+        return
+    if contract != DYNAMO:
+        yield f"contract: expected {DYNAMO.name}, found {contract.name}: imported artifacts prove no other"
+    yield from check_coverage(cell, artifacts[0])
+
+
+def check_copies(cell: FrozenCell, folder: Path) -> Iterator[str]:
+    """The artifacts are the ones that were imported, byte for byte."""
+    for rank in range(cell.identity.topology.dp):
+        kept, used = folder / IMPORTED / rank_file(rank), folder / rank_file(rank)
+        if not kept.is_file() or kept.read_bytes() != used.read_bytes():
+            yield f"{used.name}: expected the bytes of {IMPORTED}/{kept.name}, found others"
+
+
+def gaps_of_imported(cell: FrozenCell, artifacts: Sequence[RankArtifact]) -> Iterator[str]:
+    """What the artifacts do not establish; reported, never a reason to refuse."""
+    yield from ()
