@@ -65,6 +65,8 @@ def drop_rule(profile: Profile, point: Point) -> str | None:
         shapes = request_shapes(point, hit)
     except ValueError:
         return "split"
+    if any(shape.prompt < 1 for shape in shapes):  # a decode step after nothing: a context of one token has no prompt
+        return "split"
     if sum(shape.new_tokens for shape in shapes) > profile.max_num_tokens:
         return "token_budget"
     # One token is always generated after the step; a decode repetition generates two before it ends.

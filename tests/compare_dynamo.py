@@ -123,11 +123,11 @@ def frozen_cells() -> list[FrozenCell]:
     return freeze_cells(graph.request, DEPLOYMENT, graph.request.deployments[DEPLOYMENT], profile, MANIFEST)
 
 
-def run_child(command: list[str], log: Path, environment: dict[str, str]) -> None:
-    """Run a child process in the project's folder; its output is shown only when it fails."""
+def run_child(command: list[str], log: Path, environment: dict[str, str], folder: Path = ROOT) -> None:
+    """Run a child process in `folder`; its output is shown only when it fails."""
     with log.open("w") as output:
         done = subprocess.run(
-            command, cwd=ROOT, env=os.environ | environment, stdout=output, stderr=output, timeout=600, check=False
+            command, cwd=folder, env=os.environ | environment, stdout=output, stderr=output, timeout=600, check=False
         )
     if done.returncode:
         sys.exit(f"{log.read_text()[-LOG_TAIL:]}\n{' '.join(command)}: exit code {done.returncode}")

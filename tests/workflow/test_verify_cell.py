@@ -306,9 +306,10 @@ def test_another_producer_is_found(decode: Path):
 
 def test_a_stamp_that_contradicts_its_regime_is_found(decode: Path):
     def fake(data):
-        data["results"][0]["point"]["sample_reasons"] = ["explicit", "kvwarm_fake_fallback"]
+        for key in ("results", "iteration_groups"):
+            data[key][0]["point"]["sample_reasons"] = ["explicit", "kvwarm_fake_fallback"]
 
-    rewrite(decode / "merged.json", fake)
+    rewrite(decode / "benchmark.json", fake, whole=True)
     found = failures(decode)
     assert "expected stamps ['kvwarm_real_kv'], found ['kvwarm_fake_fallback']" in found
 
@@ -362,13 +363,16 @@ def in_both(path, value):
         (lambda d: d["results"][0]["point"].update(batch_size=7), "local result differs from synchronized group"),
         (lambda d: d["iteration_groups"][0].update(benchmark_id=9), "benchmark_id: expected 1.."),
         (lambda d: d["iteration_groups"][0].update(complete=False), "iteration group is incomplete"),
-        (in_both(["wall_time"], 1e-9), "retained wall time: expected"),
+        (in_both(["wall_time"], 1e-9), "retained wall time contradicts the raw reduction inputs: wall_time: expected"),
         (in_both(["wall_time"], -1.0), "wall_time rank=0 benchmark_id=1: expected a positive number"),
         (in_both(["counter_id"], 7), "measurement identity mismatch"),
-        (in_both(["scheduled_requests", "sum_prefill_tokens"], 1), "raw sample 0 scheduled_requests"),
+        (
+            in_both(["scheduled_requests", "sum_prefill_tokens"], 1),
+            "scheduled_requests rank=0 benchmark_id=1: expected (1, ",
+        ),
         (in_both(["benchmark_measurement", "estimate", "method"], "last_step"), "reduction: expected"),
         (in_both(["benchmark_measurement", "estimate", "raw_sample_indices"], [0, 1]), "reduction: expected"),
-        (in_both(["benchmark_measurement", "expected_internal_samples"], 9), "raw samples: expected 2..9, found 10"),
+        (in_both(["benchmark_measurement", "expected_internal_samples"], 9), "raw samples: expected 1..9, found 10"),
         (
             in_both(["benchmark_measurement", "raw_fpms", 2, "benchmark_sample", "sample_index"], 5),
             "sample_index: expected 2, found 5",
@@ -377,7 +381,10 @@ def in_both(path, value):
             in_both(["benchmark_measurement", "raw_fpms", 2, "benchmark_sample", "forward_index"], 0),
             "forward_index: expected more than",
         ),
-        (in_both(["benchmark_measurement", "raw_fpms", 2, "wall_time"], 9.0), "raw sample 2 timing interval"),
+        (
+            in_both(["benchmark_measurement", "raw_fpms", 2, "wall_time"], 9.0),
+            "raw sample 2 contradicts its timing interval: wall_time: expected",
+        ),
         (
             in_both(["benchmark_measurement", "raw_fpms", 2, "wall_time"], -1.0),
             "raw sample 2 wall_time: expected a pos",
@@ -386,7 +393,7 @@ def in_both(path, value):
             in_both(["benchmark_measurement", "raw_fpms", 7, "scheduled_requests", "sum_prefill_tokens"], 1),
             "raw sample 7 scheduled_requests: expected the retained ones",
         ),
-        (in_both(["benchmark_measurement", "raw_fpms"], []), "raw samples: expected 2..10, found 0"),
+        (in_both(["benchmark_measurement", "raw_fpms"], []), "raw samples: expected 1..10, found 0"),
     ],
 )
 def test_a_rank_artifact_that_contradicts_itself_is_not_merged(prefill: Path, change, line):

@@ -6,7 +6,6 @@ from pathlib import Path
 
 from producer.artifact import contract_of
 from producer.contracts import DYNAMO
-from producer.partition import balanced
 from schemas.canonical import digest
 from schemas.errors import Refusal
 from schemas.imported import IMPORTED
@@ -25,13 +24,10 @@ def recorded(point: NativePoint) -> Coordinate:
 
 
 def expected(point: Point) -> Coordinate:
-    """Where Dynamo records a point: a decode step reads at least two tokens of each request (native artifact, what is
-    measured: contexts are admitted one token short, and no shorter than one)."""
-    if isinstance(point, DecodePoint):
-        contexts = balanced(point.total_kv_read_tokens, point.batch_size, 1, 1)
-        split = digest([None, None])
-        return "decode", point.batch_size, 0, sum(max(1, context - 1) + 1 for context in contexts), split
+    """Where a point is recorded. Plans have no context of one token, which Dynamo would record as two."""
     split = digest([partition_block(point), rows_block(point)])
+    if isinstance(point, DecodePoint):
+        return "decode", point.batch_size, 0, point.total_kv_read_tokens, split
     return "prefill", point.batch_size, point.total_prefill_tokens, point.total_kv_read_tokens, split
 
 

@@ -90,11 +90,11 @@ def counts(requests: list[tuple[int, int, int]]) -> ScheduledRequests:
     return ScheduledRequests(
         num_prefill_requests=len(prefill),
         sum_prefill_tokens=sum(scheduled for _, _, scheduled in prefill),
-        var_prefill_length=pvariance(prompt for prompt, _, _ in prefill) if prefill else 0.0,
+        var_prefill_length=float(pvariance(prompt for prompt, _, _ in prefill)) if prefill else 0.0,
         sum_prefill_kv_tokens=sum(computed for _, computed, _ in prefill),
         num_decode_requests=len(contexts),
         sum_decode_kv_tokens=sum(contexts),
-        var_decode_kv_tokens=pvariance(contexts) if contexts else 0.0,
+        var_decode_kv_tokens=float(pvariance(contexts)) if contexts else 0.0,
     )
 
 

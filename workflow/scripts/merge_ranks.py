@@ -8,10 +8,12 @@ from typing import Any, Self, TypeVar
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from producer.contracts import DYNAMO
 from schemas.canonical import read_bytes, read_model, sha256
 from schemas.errors import Refusal, run
+from schemas.imported import read_receipt
 from schemas.merged import MergedArtifact
-from schemas.native import CellReceipt, Coverage, RankArtifact, Row, read_struct, write_struct
+from schemas.native import Coverage, RankArtifact, Row, write_struct
 from schemas.plan import FrozenCell
 
 from rank_checks import (
@@ -81,9 +83,6 @@ def findings(ranks: Ranks) -> Iterator[Refusal]:
     first, reference = ranks.files[0], ranks.artifacts[0]
     for file, artifact in zip(ranks.files, ranks.artifacts, strict=True):
         yield from check_complete(artifact, file)
-    found = [artifact.dp.rank for artifact in ranks.artifacts]
-    if found != list(range(reference.dp.size)):
-        yield Refusal("dp ranks", list(range(reference.dp.size)), found, first.parent)
     for file, artifact in zip(ranks.files[1:], ranks.artifacts[1:], strict=True):
         yield from check_agreement(artifact, reference, file, first)
     yield from check_groups(reference, first)
@@ -179,13 +178,18 @@ def cell_findings(cell: FrozenCell, receipt_file: Path, files: dict[str, str], r
     for file in ranks.files:
         if files.get(file.name) != ranks.sha256[file.name]:
             yield Refusal(f"sha256 of {file.name}", files.get(file.name, "none"), ranks.sha256[file.name], receipt_file)
-    if len(ranks.files) != cell.identity.topology.dp:
-        yield Refusal("dp ranks", list(range(cell.identity.topology.dp)), len(ranks.files), ranks.files[0].parent)
+    world, found = list(range(cell.identity.topology.dp)), [artifact.dp.rank for artifact in ranks.artifacts]
+    if found != world:
+        yield Refusal("dp ranks", world, found, ranks.files[0].parent)
     for file, artifact in zip(ranks.files, ranks.artifacts, strict=True):
         if artifact.dp.size != cell.identity.topology.dp:
             yield Refusal("dp.size", cell.identity.topology.dp, artifact.dp.size, file)
         if artifact.config.get("mode") != cell.identity.phase:
             yield Refusal("config.mode", cell.identity.phase, artifact.config.get("mode"), file)
+        ledger = artifact.warmup_evidence
+        if cell.identity.contract != DYNAMO.name and (ledger is UNSET or ledger.get("status") != "recorded"):
+            has = None if ledger is UNSET else ledger.get("status")
+            yield Refusal("warmup_evidence.status", "recorded", has, file)
         phases = {row.point.point_type for row in artifact.results}
         if phases != {cell.identity.phase}:
             yield Refusal("results: point_type", cell.identity.phase, sorted(phases), file)
@@ -200,7 +204,7 @@ def merge_files(cell: FrozenCell, receipt_file: Path, files: Sequence[Path]) -> 
     Raises:
         Refusal: a rank that is missing, incomplete, or disagrees; names the field and the file.
     """
-    receipt = read_struct(CellReceipt, receipt_file, "receipt")
+    receipt = read_receipt(receipt_file)
     if receipt.cell_digest != cell.digest:
         raise Refusal("cell_digest", cell.digest, receipt.cell_digest, receipt_file)
     ranks = Ranks.read(files)
