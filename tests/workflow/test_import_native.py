@@ -63,7 +63,10 @@ def two_ranks(name: str) -> list[dict[str, Any]]:
         ("d17_dense_agg.json", "a rank artifact of mode agg (complete)"),
         ("d161_dense_decode_median.json", "a rank artifact of mode decode (complete)"),
         ("d17_partial_timeout.json.gz", "a rank artifact of mode agg (partial, timeout)"),
-        ("d17_failed_infeasible.json", "a rank artifact of mode prefill (failed, prefill[1]: explicit benchmark point is "),
+        (
+            "d17_failed_infeasible.json",
+            "a rank artifact of mode prefill (failed, prefill[1]: explicit benchmark point is ",
+        ),
         ("d161_dense_agg_merged.json", "the launcher's merged file"),
         ("d17_full_moe_agg_merged.json", "the launcher's merged file"),
         ("d17_full_moe_agg_merged_worker_probe.json", "the launcher's worker probe"),

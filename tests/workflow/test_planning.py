@@ -337,6 +337,39 @@ def test_each_point_of_a_users_list_is_checked_like_our_own(project: Workspace, 
     assert line.endswith(f"refused by the rule {rule}: {CAMPAIGN}")
 
 
+def test_a_decode_step_after_nothing_is_refused(project: Workspace):
+    """A context of one token has no prompt before the step that reads it."""
+    points = [{"batch_size": 2, "total_kv_read_tokens": 4}, {"batch_size": 2, "total_kv_read_tokens": 3}]
+    explicit(project, {"schema_version": 1, "prefill": [row(1, 64, 0)], "decode": points})
+    line = refused(project)
+    assert line.startswith("deployments.tp4.points: decode[1]: explicit benchmark point is infeasible: expected ")
+    assert line.endswith(f"refused by the rule split: {CAMPAIGN}")
+
+
+def test_artifacts_of_dynamo_are_for_all_deployments_or_none(project: Workspace):
+    file = "config/campaigns/qwen3-8b-h200.yaml"
+    project.edit(file, "topology: {tp: 1}", "topology: {tp: 1}\n    artifacts: dynamo\n    warmup_iterations: 5")
+    assert refused(project, "--config", "campaign=qwen3-8b-h200") == (
+        "deployments: expected artifacts for every deployment or for none: a table has values of one kind, "
+        f"found artifacts for tp1 only: {file}"
+    )
+
+
+def test_rows_that_consumers_bind_to_a_config_are_not_imported(project: Workspace):
+    project.edit(CAMPAIGN, "warmup_iterations: 0", "warmup_iterations: 0\n    artifacts: dynamo")
+    assert refused(project).startswith("deployments.tp4.artifacts: expected none: consumers bind the rows of ")
+
+
+def test_an_import_says_how_dynamo_warmed_up(project: Workspace):
+    file = project.root / "config/campaigns/qwen3-8b-h200.yaml"
+    text = file.read_text().replace("topology: {tp: ", "artifacts: dynamo\n    topology: {tp: ")
+    file.write_text(text)
+    assert refused(project, "--config", "campaign=qwen3-8b-h200").startswith(
+        "deployments.tp1.warmup_iterations: expected --benchmark-warmup-iterations of Dynamo's run, 0 to 1024, "
+        "found absent"
+    )
+
+
 def test_a_dense_model_with_data_parallel_ranks_is_refused_with_the_reason(project: Workspace):
     """dynamo#14292."""
     file = project.root / "config/campaigns/qwen3-8b-h200.yaml"

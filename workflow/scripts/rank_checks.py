@@ -38,6 +38,14 @@ MUST_AGREE = (
 KVWARM_MUST_AGREE = ("enabled", "warm_eligible", "skip_reason")
 
 
+_plain = msgspec.json.Encoder(order="sorted").encode
+
+
+def same(a: Any, b: Any) -> bool:
+    """Equal as JSON: in Python True is 1."""
+    return a is b or (a is not UNSET and b is not UNSET and _plain(a) == _plain(b))
+
+
 def close(a: float, b: float) -> bool:
     """Equal but for the way of adding up."""
     return math.isclose(a, b, rel_tol=1e-9, abs_tol=1e-12)
@@ -89,7 +97,10 @@ def check_complete(artifact: RankArtifact, file: Path) -> Iterator[Refusal]:
 
 def engine_of_all(engine: dict[str, Any]) -> dict[str, Any]:
     """The engine block without the one value that tells ranks apart."""
-    return engine | {"parallel": engine.get("parallel", {}) | {"data_parallel_rank": None}}
+    parallel = engine.get("parallel", {})
+    if not isinstance(parallel, dict):
+        return engine
+    return engine | {"parallel": parallel | {"data_parallel_rank": None}}
 
 
 def check_agreement(artifact: RankArtifact, reference: RankArtifact, file: Path, first: Path) -> Iterator[Refusal]:
@@ -100,7 +111,7 @@ def check_agreement(artifact: RankArtifact, reference: RankArtifact, file: Path,
         expected, found = getattr(reference, field), getattr(artifact, field)
         if field == "config":
             expected, found = expected | {"output_path": None}, found | {"output_path": None}
-        if expected != found:
+        if not same(expected, found):
             if field == "measurement_protocol":
                 field = "Self-benchmark measurement protocol mismatch: measurement_protocol"
             shown = isinstance(expected, str | int | None)
@@ -112,7 +123,7 @@ def check_agreement(artifact: RankArtifact, reference: RankArtifact, file: Path,
     elif artifact.kvwarm is not UNSET and reference.kvwarm is not UNSET:
         for field in KVWARM_MUST_AGREE:
             wanted, has = reference.kvwarm.get(field), artifact.kvwarm.get(field)
-            if wanted != has:
+            if not same(wanted, has):
                 yield Refusal(f"kvwarm.{field}", f"{wanted} of {first.name}", has, file)
     groups = artifact.iteration_groups  # the very same list when the files have the same bytes
     if groups is not reference.iteration_groups and groups != reference.iteration_groups:
@@ -123,7 +134,7 @@ def check_agreement(artifact: RankArtifact, reference: RankArtifact, file: Path,
         return
     engine, wanted_engine = engine_of_all(artifact.engine), engine_of_all(reference.engine)
     for field in sorted(wanted_engine.keys() | engine.keys()):
-        if wanted_engine.get(field, UNSET) != engine.get(field, UNSET):
+        if not same(wanted_engine.get(field, UNSET), engine.get(field, UNSET)):
             name = f"engine provenance mismatch: engine.{field}"
             yield Refusal(name, wanted_engine.get(field, "nothing"), engine.get(field, "nothing"), file)
 
