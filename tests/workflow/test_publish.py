@@ -140,3 +140,31 @@ def test_a_plan_that_is_not_ready_is_not_published(finished: Workspace):
         done = subprocess.run(command, cwd=finished.root, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert f"refused: readiness: expected ready, found blocked: {folder.name}: too good" in done.stderr
+
+
+def test_the_simulator_loads_single_samples_beside_medians_of_three(systems: Path, parquet: Path, tmp_path: Path):
+    """The policies of an imported table, on the demo's rows."""
+    shutil.copytree(systems, tmp_path / "systems")
+    table = pl.read_parquet(parquet)
+    is_decode = pl.col("workload_kind") == "decode"
+    single, median = "dynamo_native_single_sample_v1", "kvwarm_median_of_3"
+    table.with_columns(
+        measurement_policy=pl.when(is_decode).then(pl.lit(median)).otherwise(pl.lit(single)),
+        measurement_repeats=pl.when(is_decode).then(3).otherwise(1).cast(pl.Int64),
+        warmup_repeats=pl.lit(0, pl.Int64),
+        state_protocol=pl.lit(None, pl.String),
+        timing_boundary=pl.lit(None, pl.String),
+    ).write_parquet(copy := next(tmp_path.rglob("*.parquet")), compression="zstd")
+    sidecar = next(tmp_path.rglob("*.metadata.json"))
+    change = {
+        "measurement_policy": "per_row_single_sample_or_median_of_3",
+        "warmup_repeats": 0,
+        "measurement_repeats": 1,
+    }
+    digest = {"parquet_sha256": sha256(copy.read_bytes())}
+    sidecar.write_text(json.dumps(json.loads(sidecar.read_text()) | change | digest))
+    done = load(tmp_path / "systems")
+    assert done.returncode == 0, done.stderr
+    answers = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [row for row in answers if row["stored_ms"] != row["loaded_ms"]] == []
+    assert len(answers) == table.height
