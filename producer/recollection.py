@@ -156,6 +156,8 @@ class MeasuredCells:
         files = self.files(cell.name)
         if "receipt.json" in files:
             return f"{', '.join(name for name in COLLECTED if name not in files) or 'nothing'} is missing"
+        if deployment.artifacts is not None:
+            return f"to be imported from {deployment.artifacts}"
         if "repetitions.jsonl" in files:
             return "goes on with its journal"
         return "; ".join(map(str, self.differences(cell, deployment))) or NEVER

@@ -62,6 +62,14 @@ def test_a_folder_of_artifacts_becomes_a_published_table(imported: Workspace, re
     assert imported.dry_run(*CAMPAIGN) == []
 
 
+def test_a_status_says_where_cells_are_imported_from(imported: Workspace):
+    done = imported.script("status", "--campaign", "config/campaigns/cpu-dynamo.yaml")
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert [line.endswith("0/4 points  to be imported from artifacts") for line in lines[1:3]] == [True, True]
+    assert lines[3] == "2 cells: 2 missing; 2 to collect; GPU hours left: 0.00"
+
+
 def test_without_artifacts_the_import_says_where_they_are_expected(imported: Workspace):
     done = imported.snakemake(*CAMPAIGN)
     assert done.returncode != 0

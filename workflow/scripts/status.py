@@ -74,7 +74,7 @@ def gpu_hours_left(statuses: list[CellStatus], deployments: dict[str, Deployment
                 rates.setdefault(kind, []).append(rate)
     hours = 0.0
     for left in statuses:
-        if not left.collect:
+        if not left.collect or deployments[left.deployment].artifacts is not None:
             continue
         known = rates.get((left.phase, left.deployment)) or rates.get((left.phase,)) or rates.get(())
         if not known:
