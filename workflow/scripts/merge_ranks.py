@@ -194,8 +194,8 @@ def cell_findings(cell: FrozenCell, receipt_file: Path, files: dict[str, str], r
         if phases != {cell.identity.phase}:
             yield Refusal("results: point_type", cell.identity.phase, sorted(phases), file)
     if len(ranks.artifacts[0].iteration_groups) != len(cell.points.points()):
-        found = len(ranks.artifacts[0].iteration_groups)
-        yield Refusal("number of points", len(cell.points.points()), found, ranks.files[0])
+        points = len(ranks.artifacts[0].iteration_groups)
+        yield Refusal("number of points", len(cell.points.points()), points, ranks.files[0])
 
 
 def merge_files(cell: FrozenCell, receipt_file: Path, files: Sequence[Path]) -> MergedArtifact:
