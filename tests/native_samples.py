@@ -2,6 +2,7 @@
 
 import copy
 import gzip
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -57,7 +58,63 @@ def one_phase(name: str, phase: str) -> dict[str, Any]:
     document["coverage"] = {"expected_points": points, "completed_points": points, "skipped_points": 0}
     walls = [group["wall_time"] for group in document["iteration_groups"]]
     document["timing"]["measured_iteration_seconds"] = sum(walls)
+    if phase == "prefill":
+        del document["kvwarm"]
+        document["limits"]["feasible_max_batch_size"] = 0
+        document["capacity"]["common"]["kvwarm_eligible"] = False
+    _one_phase_of_warmups(document, sample(name), phase)
     return document
+
+
+STAMPS = ("prefill_real_seed", "prefill_fake_prefix", "kvwarm_real_kv", "kvwarm_fake_fallback")
+
+
+def _one_phase_of_warmups(document: dict[str, Any], whole: dict[str, Any], phase: str) -> None:
+    """The ledger without the other phase's replicas, forwards counted without its own, the digest of that grid."""
+    points = [row["point"] for row in document["results"]]
+    kept, gone = [], set()
+    for record in document.get("warmup_evidence", {}).get("records", ()):
+        if record["requested_shape"].get("point_type") in (None, phase):
+            kept.append(record)
+        else:
+            gone.update(range(record["forward_index_start"], record["forward_index_end"]))
+    for row in whole["results"]:
+        if row["point"]["point_type"] != phase and "benchmark_measurement" in row["fpms"][0]:
+            raw = row["fpms"][0]["benchmark_measurement"]["raw_fpms"]
+            gone.update(one["benchmark_sample"]["forward_index"] for one in raw)
+
+    def moved(index: int) -> int:
+        return index - sum(each < index for each in gone)
+
+    for number, record in enumerate(each for each in kept if each["kind"] == "eager_shape"):
+        record["requested_shape"]["benchmark_id"] = len(points) + 1 + number
+    for record in kept:
+        record["completed_points_before"] = 0
+        for key in ("forward_index_start", "forward_index_end"):
+            record[key] = moved(record[key])
+    grid = [record["requested_shape"] for record in kept if record["kind"] == "eager_shape"]
+    if "warmup_evidence" in document:
+        document["warmup_evidence"]["records"] = kept
+    else:
+        first: dict[int, dict[str, Any]] = {}
+        for point in points:
+            first.setdefault(point["total_prefill_tokens"] or point["batch_size"], point)
+        grid = [
+            point | {"benchmark_id": len(points) + number, "sample_reasons": ["eager_warmup"]}
+            for number, point in enumerate(first.values(), 1)
+        ]
+    for point in points:
+        grid.append(point | {"sample_reasons": [each for each in point["sample_reasons"] if each not in STAMPS]})
+    text = json.dumps(grid, sort_keys=True, separators=(",", ":"))
+    document["grid_digest"] = hashlib.sha256(text.encode()).hexdigest()
+    for row, group in zip(document["results"], document["iteration_groups"], strict=True):
+        for fpm in (*row["fpms"], *group["rank_results"][0]["fpms"]):
+            if "benchmark_measurement" in fpm:
+                preparation = fpm["benchmark_measurement"]["preparation"]
+                preparation["grid_digest"] = document["grid_digest"]
+                preparation["warmup_records_before"] = len(kept)
+                for raw in fpm["benchmark_measurement"]["raw_fpms"]:
+                    raw["benchmark_sample"]["forward_index"] = moved(raw["benchmark_sample"]["forward_index"])
 
 
 def cell_of(document: dict[str, Any], **change: Any) -> FrozenCell:

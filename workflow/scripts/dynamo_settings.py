@@ -1,0 +1,452 @@
+"""What a Dynamo rank artifact says of its engine and its options, against the cell and against itself."""
+
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from pathlib import Path
+
+import msgspec
+from msgspec import UNSET
+
+from schemas.native import NativePoint, RankArtifact
+from schemas.plan import FrozenCell
+
+from dynamo_blocks import Blocks, CacheGroup, Engine, Kvwarm, unequal
+from dynamo_points import REAL_KV, Shape
+
+GRAPH_MODES = {
+    "NONE": ("NONE", "NONE"),
+    "PIECEWISE": ("PIECEWISE", "PIECEWISE"),
+    "FULL": ("FULL", "FULL"),
+    "FULL_DECODE_ONLY": ("NONE", "FULL"),
+    "FULL_AND_PIECEWISE": ("PIECEWISE", "FULL"),
+}
+"""The engine's graph mode -> that of prefill (mixed) steps and of decode steps (vllm/config/compilation.py)."""
+
+SKIP_REASONS = (
+    "flag_off",
+    "dense_model_content_insensitive",
+    "moe_tp_balanced_by_construction",
+    "prefix_caching_disabled",
+    "hybrid_state_layers_unsupported",
+    "dataset_empty",
+    "peer_ineligible",
+)
+SKIP_PREFIXES = ("dataset_unavailable: ", "tokenizer_unavailable: ", "content_too_shallow: ")
+WARMED_STRATEGIES = ("tep", "dep", "pure_tp")
+"""Strategies whose decode points count only with real KV (the formal validator's rule)."""
+
+CLOCK_SLACK = 0.05
+"""Seconds by which a wall clock and a monotonic one may differ over one benchmark, beside a thousandth of it."""
+
+
+def config_failures(where: str, cell: FrozenCell, rank: int, artifact: RankArtifact, blocks: Blocks) -> Iterator[str]:
+    """Options and limits are the cell's, and each other's."""
+    config, limits, identity = blocks.config, blocks.limits, cell.identity
+    running = limits.max_num_running_reqs
+    yield from unequal(
+        where,
+        {
+            "config.mode": (identity.phase, config.mode),
+            "limits.max_num_scheduled_tokens": (identity.limits.max_num_tokens, limits.max_num_scheduled_tokens),
+            "limits.max_num_running_reqs": (identity.limits.max_batch_size, running),
+            "limits.max_model_len": (identity.limits.max_model_len, limits.max_model_len),
+            "limits.block_size": (cell.block_size, limits.block_size),
+            "limits.configured_max_batch_size": (
+                min(config.max_batch_size or running, running),
+                limits.configured_max_batch_size,
+            ),
+            "synthetic_prompts.vocab_size": (cell.vocab_size, blocks.synthetic_prompts.vocab_size),
+            "measurement_policy": (
+                {"decode": "steady_state_second_step", "prefill": "single_step"},
+                artifact.measurement_policy,
+            ),
+            "synchronization.enabled": (artifact.dp.size > 1, blocks.synchronization.enabled),
+            "timing.rank_benchmark_elapsed_seconds": (UNSET, artifact.timing.rank_benchmark_elapsed_seconds),
+            "sessions": (UNSET, artifact.sessions),
+        },
+    )
+    if identity.warmup_iterations is not None and config.warmup_iterations != identity.warmup_iterations:
+        expected = identity.warmup_iterations
+        yield f"{where}config.warmup_iterations: expected {expected}, found {config.warmup_iterations}"
+    if not blocks.synchronization.enabled and blocks.synchronization.port is not None:
+        yield f"{where}synchronization.port: expected none of one rank, found {blocks.synchronization.port}"
+    if config.randomize_kda_state and config.hybrid_live_state:
+        yield f"{where}config.hybrid_live_state: expected False with randomize_kda_state, found True"
+    random = (
+        ("random", "uniform-request-layer-rank-v1", 0.01) if config.randomize_kda_state else ("unchanged", None, None)
+    )
+    state = blocks.recurrent_state
+    if (found := (state.initialization, state.policy, state.uniform_bound)) != random:
+        yield f"{where}recurrent_state: expected {random}, found {found}"
+    if len(artifact.run_id) != 32 or set(artifact.run_id) - set("0123456789abcdef"):
+        yield f"{where}run_id: expected 32 hex digits, found {artifact.run_id}"
+    if rank and not Path(config.output_path).stem.endswith(f"_dp{rank}"):
+        yield f"{where}config.output_path: expected _dp{rank} at its end, found {config.output_path}"
+    uneven = [row.point.benchmark_id for row in artifact.results if is_uneven(row.point)]
+    if uneven and not config.collect_imbalanced:
+        yield f"{where}config.collect_imbalanced: expected True with imbalanced points {uneven}, found False"
+    explicit = {"explicit" in row.point.sample_reasons for row in artifact.results}
+    if len(explicit) > 1:
+        yield f"{where}sample_reasons: expected explicit of all points or of none, found of some"
+    yield from capacity_failures(where, artifact, blocks)
+    yield from timing_failures(where, artifact)
+
+
+def is_uneven(point: NativePoint) -> bool:
+    """A partition, or rows that are not all alike."""
+    return point.partition is not None or any(row != (point.rows or [[]])[0] for row in point.rows or ())
+
+
+def capacity_failures(where: str, artifact: RankArtifact, blocks: Blocks) -> Iterator[str]:
+    """The largest batch, and whether real KV was agreed on."""
+    limits, common = blocks.limits, blocks.capacity.common
+    feasible, configured = limits.feasible_max_batch_size, limits.configured_max_batch_size
+    if blocks.config.mode == "prefill":
+        if feasible:
+            yield f"{where}limits.feasible_max_batch_size: expected 0 of a prefill cell, found {feasible}"
+    else:
+        largest = max((row.point.batch_size for row in artifact.results), default=0)
+        groups = len(blocks.engine.kv_cache.groups) if blocks.engine else 1
+        # Requests of one block each: where they all fit, nothing but the option bounds the batch.
+        least = configured if (limits.num_gpu_blocks - 1) >= 2 * groups * configured else largest
+        if not least <= feasible <= configured:
+            yield f"{where}limits.feasible_max_batch_size: expected {least}..{configured}, found {feasible}"
+    eligible = blocks.kvwarm is not None and blocks.kvwarm.warm_eligible is True
+    if common is not None and common.kvwarm_eligible != eligible:
+        yield f"{where}capacity.common.kvwarm_eligible: expected {eligible}, found {common.kvwarm_eligible}"
+
+
+def timing_failures(where: str, artifact: RankArtifact) -> Iterator[str]:
+    """RFC 3339 in UTC with microseconds; as far apart as the benchmark took."""
+    instants = []
+    for name in ("started_at", "completed_at"):
+        text = getattr(artifact.timing, name)
+        try:
+            instant = datetime.strptime(text, "%Y-%m-%dT%H:%M:%S.%fZ")
+        except ValueError:
+            instant = None
+        if instant is None or instant.strftime("%Y-%m-%dT%H:%M:%S.%fZ") != text:
+            yield f"{where}timing.{name}: expected YYYY-MM-DDThh:mm:ss.uuuuuuZ, found {text}"
+        else:
+            instants.append(instant)
+    if len(instants) == 2:
+        between = (instants[1] - instants[0]).total_seconds()
+        elapsed = artifact.timing.benchmark_elapsed_seconds
+        if abs(between - elapsed) > CLOCK_SLACK + 1e-3 * elapsed:
+            yield f"{where}timing.completed_at: expected {elapsed} s after started_at, found {between} s"
+
+
+def graph_block_failures(where: str, cell: FrozenCell, blocks: Blocks) -> Iterator[str]:
+    """Modes and sizes of one engine mode; none at all exactly when the cell is eager."""
+    graphs = blocks.cudagraph
+    modes = GRAPH_MODES[graphs.mode]
+    running = blocks.limits.max_num_running_reqs
+    sizes = graphs.capture_sizes
+    yield from unequal(
+        where,
+        {
+            "cudagraph.prefill_mode": (modes[0], graphs.prefill_mode),
+            "cudagraph.decode_mode": (modes[1], graphs.decode_mode),
+            "cudagraph.max_capture_size": (max(sizes, default=0), graphs.max_capture_size),
+            "cudagraph.capture_sizes": (sorted(set(sizes)), sizes),
+            "cudagraph.prefill_capture_sizes": (sizes if modes[0] != "NONE" else [], graphs.prefill_capture_sizes),
+            "cudagraph.decode_capture_sizes": (
+                [size for size in sizes if size <= running] if modes[1] != "NONE" else [],
+                graphs.decode_capture_sizes,
+            ),
+        },
+    )
+    if graphs.mode == "NONE" and sizes:
+        yield f"{where}cudagraph.capture_sizes: expected none with mode NONE, found {sizes}"
+    settings = cell.identity.engine
+    eager = settings.enforce_eager or (settings.graph is not None and settings.graph.cudagraph_mode == "NONE")
+    if eager != (graphs.mode == "NONE"):
+        expected = "NONE of an eager cell" if eager else "graphs, which the cell has"
+        yield f"{where}cudagraph.mode: expected {expected}, found {graphs.mode}"
+    if blocks.engine is not None:
+        mode = str(blocks.engine.graph.cudagraph_mode).rsplit(".", 1)[-1]
+        if eager and (mode != "NONE" or blocks.engine.graph.cudagraph_capture_sizes):
+            yield f"{where}engine.graph: expected NONE of an eager cell, found {mode}"
+
+
+def engine_failures(where: str, cell: FrozenCell, rank: int, artifact: RankArtifact, blocks: Blocks) -> Iterator[str]:
+    """The engine of a rank is the one that the cell's identity describes."""
+    engine, identity, limits = blocks.engine, cell.identity, blocks.limits
+    if engine is None:
+        return
+    parallel, scheduler, topology = engine.parallel, engine.scheduler, identity.topology
+    yield from unequal(
+        f"{where}engine.",
+        {
+            "versions.vllm": (identity.runtime_backend_version, engine.versions.vllm),
+            "scheduler.max_num_batched_tokens": (
+                limits.max_num_scheduled_tokens,
+                scheduler.max_num_batched_tokens,
+            ),
+            "scheduler.max_num_seqs": (limits.max_num_running_reqs, scheduler.max_num_seqs),
+            "scheduler.async_scheduling": (False, scheduler.async_scheduling),
+            "kv_cache.block_size": (limits.block_size, engine.kv_cache.block_size),
+            "parallel.data_parallel_size": (topology.dp, parallel.data_parallel_size),
+            "parallel.data_parallel_rank": (rank, parallel.data_parallel_rank),
+            "parallel.tensor_parallel_size": (topology.tp, parallel.tensor_parallel_size),
+            "parallel.pipeline_parallel_size": (topology.pp, parallel.pipeline_parallel_size),
+            "parallel.prefill_context_parallel_size": (topology.cp, parallel.prefill_context_parallel_size),
+            "parallel.decode_context_parallel_size": (topology.cp, parallel.decode_context_parallel_size),
+            "parallel.enable_eplb": (False, parallel.enable_eplb),
+            "speculative": (None, engine.speculative),
+        },
+    )
+    # On one GPU the flag shares nothing out: it only tells Dynamo that contents matter.
+    if topology.gpus > 1 and parallel.enable_expert_parallel != (topology.moe_ep > 1):
+        expected, found = topology.moe_ep > 1, parallel.enable_expert_parallel
+        yield f"{where}engine.parallel.enable_expert_parallel: expected {expected}, found {found}"
+    cached = any(row.point.point_type == "prefill" and row.point.total_kv_read_tokens for row in artifact.results)
+    if cached and not engine.kv_cache.enable_prefix_caching:
+        yield f"{where}engine.kv_cache.enable_prefix_caching: expected True with cached prefixes, found False"
+    old = engine.versions.dynamo.startswith("1.6.")
+    if old == (blocks.protocol is not None):
+        words = "none before 1.7" if old else "one since 1.7"
+        yield f"{where}measurement_protocol: expected {words}, found otherwise in {engine.versions.dynamo}"
+    yield from precision_failures(where, cell, engine)
+
+
+def leaves(groups: Sequence[CacheGroup]) -> Iterator[CacheGroup]:
+    for group in groups:
+        if group.specs is UNSET:
+            yield group
+        else:
+            yield from leaves(group.specs)
+
+
+def precision_failures(where: str, cell: FrozenCell, engine: Engine) -> Iterator[str]:
+    """Labels of the cell that the engine's own types and quantization contradict."""
+    precision, cache, quantization = cell.identity.precision, engine.kv_cache, engine.quantization
+    attention = [group for group in leaves(cache.groups) if "Mamba" not in group.type]
+    wanted = {"bfloat16": ("auto", "bfloat16"), "half": ("auto", "half", "float16")}.get(precision.kv_cache)
+    fits = cache.cache_dtype in wanted if wanted else cache.cache_dtype.startswith(precision.kv_cache)
+    if not fits:
+        yield f"{where}engine.kv_cache.cache_dtype: expected {precision.kv_cache}, found {cache.cache_dtype}"
+    dtype = {"bfloat16": "bfloat16", "half": "float16"}.get(precision.kv_cache)
+    if not cache.groups:
+        yield f"{where}engine.kv_cache.groups: expected at least one, found none"
+    for index, group in enumerate(attention):
+        if dtype is not None and group.dtype not in (dtype, UNSET):
+            yield f"{where}engine.kv_cache.groups.{index}.dtype: expected {dtype}, found {group.dtype}"
+    if len(cache.groups) == 1 and cache.groups[0].block_size not in (cache.block_size, UNSET):
+        found = cache.groups[0].block_size
+        yield f"{where}engine.kv_cache.groups.0.block_size: expected {cache.block_size}, found {found}"
+    if dtype == "bfloat16" and cache.cache_dtype == "auto" and engine.model.dtype != dtype:
+        yield f"{where}engine.model.dtype: expected {dtype} of the cache, found {engine.model.dtype}"
+    plain = precision.gemm == precision.moe == "bfloat16"
+    if (quantization.method is None) != plain:
+        expected = "none" if plain else f"one for gemm {precision.gemm}, moe {precision.moe}"
+        yield f"{where}engine.quantization.method: expected {expected}, found {quantization.method}"
+    if quantization.method is None and (quantization.checkpoint_config or quantization.quant_config_class):
+        yield f"{where}engine.quantization: expected neither config nor class without a method, found one"
+
+
+def protocol_failures(where: str, artifact: RankArtifact, blocks: Blocks) -> Iterator[str]:
+    """The protocol repeats the options; it, the ledger and the measurements stand together or not at all (13.14)."""
+    protocol = blocks.protocol
+    if (protocol is None) != (blocks.ledger is None):
+        expected = "none" if protocol is None else "one"
+        yield f"{where}warmup_evidence: expected {expected}, as of measurement_protocol, found otherwise"
+    measured = [row.fpms[0].benchmark_measurement is not UNSET for row in artifact.results]
+    if protocol is None:
+        if any(measured):
+            yield f"{where}benchmark_measurement: expected none without a protocol, found {sum(measured)}"
+        return
+    if not all(measured):
+        yield f"{where}benchmark_measurement: expected one of each point, found {sum(measured)} of {len(measured)}"
+    preparation, kvwarm = protocol.preparation, blocks.kvwarm
+    wanted = {"warmup_iterations": (blocks.config.warmup_iterations, preparation.warmup_iterations)}
+    if kvwarm is not None:
+        wanted |= {
+            "giant_kv_threshold": (kvwarm.giant_kv_threshold, preparation.giant_kv_threshold),
+            "giant_kv_repeats": (kvwarm.giant_kv_repeats, preparation.giant_kv_repeats),
+            "decode_real_kv_warmup": (kvwarm.enabled, preparation.decode_real_kv_warmup),
+        }
+    yield from unequal(f"{where}measurement_protocol.preparation.", wanted)
+    zeros = (protocol.synthetic_content == "zeros", blocks.synthetic_prompts.mode == "zeros")
+    if zeros[0] != zeros[1]:
+        expected = "zeros" if zeros[0] else "salted_random"
+        yield f"{where}synthetic_prompts.mode: expected {expected}, found {blocks.synthetic_prompts.mode}"
+
+
+def kvwarm_failures(
+    where: str, cell: FrozenCell, artifact: RankArtifact, blocks: Blocks, shapes: Sequence[Shape]
+) -> Iterator[str]:
+    """The verdict on real KV, its reason, its counters and its chains (5)."""
+    kvwarm, phase = blocks.kvwarm, cell.identity.phase
+    must = phase == "decode" and cell.identity.parallel_strategy in WARMED_STRATEGIES
+    if kvwarm is None:
+        if must:
+            yield f"{where}kvwarm: expected a block of {cell.identity.parallel_strategy}, found none"
+        return
+    if phase == "prefill":
+        yield f"{where}kvwarm: expected none of a prefill cell, found one"
+        return
+    if must and not (kvwarm.enabled and kvwarm.warm_eligible):
+        yield f"{where}kvwarm.warm_eligible: expected True of {cell.identity.parallel_strategy}, found otherwise"
+    reason = kvwarm.skip_reason
+    if kvwarm.warm_eligible and reason is not None:
+        yield f"{where}kvwarm.skip_reason: expected none of an eligible configuration, found {reason}"
+    if kvwarm.warm_eligible is False and reason is None:
+        yield f"{where}kvwarm.skip_reason: expected one of an ineligible configuration, found none"
+    if reason is not None and reason not in SKIP_REASONS and not reason.startswith(SKIP_PREFIXES):
+        yield f"{where}kvwarm.skip_reason: expected a known one, found {reason}"
+    if kvwarm.enabled == (reason == "flag_off") or (kvwarm.warm_eligible and not kvwarm.enabled):
+        yield f"{where}kvwarm.enabled: expected {not kvwarm.enabled} with skip_reason {reason}, found {kvwarm.enabled}"
+    caching = blocks.engine is not None and blocks.engine.kv_cache.enable_prefix_caching
+    if caching and reason == "prefix_caching_disabled":
+        yield f"{where}engine.kv_cache.enable_prefix_caching: expected False with {reason}, found True"
+    if bool(kvwarm.warm_eligible) != (kvwarm.dataset is not None) and reason != "peer_ineligible":
+        expected = "one" if kvwarm.warm_eligible else "none"
+        yield f"{where}kvwarm.dataset: expected {expected}, found otherwise"
+    if (kvwarm.points_gate_skipped is UNSET) == (blocks.protocol is not None):
+        yield f"{where}kvwarm.points_gate_skipped: expected since 1.7, found otherwise"
+    yield from counter_failures(where, artifact, blocks, kvwarm)
+    yield from stage_failures(where, artifact, blocks, kvwarm, shapes)
+
+
+def replicas_run(blocks: Blocks) -> int | None:
+    """Discarded decode replicas that ran; None when the artifact does not record them."""
+    if blocks.ledger is None or blocks.ledger.status == "unavailable":
+        return None
+    return sum(record.kind == "eager_shape" and record.status == "completed" for record in blocks.ledger.records)
+
+
+def counted(artifact: RankArtifact, kvwarm: Kvwarm) -> dict[str, tuple[int, int]]:
+    """Counter -> (rows that it must count, what it holds)."""
+    regimes = [row.kv_seed_regime or "" for row in artifact.results]
+    fake = sum("fake" in regime for regime in regimes)
+    skipped = sum(regime.startswith("skip:") for regime in regimes)
+    rows = {
+        "points_real_kv": (sum(regime in REAL_KV for regime in regimes), kvwarm.points_real_kv),
+        "points_fake_fallback": (fake, kvwarm.points_fake_fallback),
+    }
+    if kvwarm.points_gate_skipped is not UNSET:
+        rows["points_gate_skipped"] = (skipped, kvwarm.points_gate_skipped)
+    return rows
+
+
+def counter_failures(where: str, artifact: RankArtifact, blocks: Blocks, kvwarm: Kvwarm) -> Iterator[str]:
+    """Counters hold the rows of their regime, and with the replicas exactly all decode points that ran."""
+    rows = counted(artifact, kvwarm)
+    for name, (least, found) in rows.items():
+        if found < least or (found and not least):
+            yield f"{where}kvwarm.{name}: expected {f'at least {least}' if least else 0}, found {found}"
+    replicas = replicas_run(blocks)
+    total = sum(found for _, found in rows.values())
+    points, batches = len(artifact.results), len({row.point.batch_size for row in artifact.results})
+    most = points + (batches if replicas is None else replicas)
+    if kvwarm.enabled and not (points if replicas is None else most) <= total <= most:
+        yield f"{where}kvwarm counters: expected {most} points with their replicas, found {total}"
+
+
+def stage_failures(
+    where: str, artifact: RankArtifact, blocks: Blocks, kvwarm: Kvwarm, shapes: Sequence[Shape]
+) -> Iterator[str]:
+    """Chains of real KV: of a batch that ran, deep enough for its contexts, inside the limits."""
+    if kvwarm.stages and not kvwarm.warm_eligible:
+        yield f"{where}kvwarm.stages: expected none of an ineligible configuration, found {len(kvwarm.stages)}"
+    rows = artifact.results
+    batches = {row.point.batch_size for row in rows}
+    native = kvwarm.initialization_strategy is not UNSET
+    replicas = {row.point.batch_size: row.point.total_kv_read_tokens for row in reversed(rows)}
+    for index, stage in enumerate(kvwarm.stages):
+        name = f"{where}kvwarm.stages.{index}"
+        if stage.batch not in batches:
+            yield f"{name}.batch: expected of {sorted(batches)}, found {stage.batch}"
+            continue
+        if (stage.build_seconds is UNSET) != (stage.failed is not UNSET):
+            yield f"{name}: expected build_seconds or failed, found otherwise"
+        if native != (stage.benchmark_id is not UNSET) or native != (stage.total_kv_read_tokens is not UNSET):
+            yield f"{name}.benchmark_id: expected {'one' if native else 'none'}, found {stage.benchmark_id}"
+            continue
+        if stage.build_seconds is not UNSET and stage.build_seconds > artifact.timing.benchmark_elapsed_seconds:
+            yield f"{name}.build_seconds: expected within the benchmark, found {stage.build_seconds}"
+        same_batch = [shape for row, shape in zip(rows, shapes, strict=True) if row.point.batch_size == stage.batch]
+        if native:
+            own = [(row.point, shape) for row, shape in zip(rows, shapes, strict=True)]
+            if stage.benchmark_id is not UNSET and stage.benchmark_id <= len(rows):
+                point, shape = own[stage.benchmark_id - 1]
+                wanted = (point.batch_size, point.total_kv_read_tokens, max(shape.lengths) - 1)
+            else:
+                first = max(same_batch, key=lambda shape: max(shape.lengths))
+                wanted = (stage.batch, replicas[stage.batch], max(first.lengths) - 1)
+            found = (stage.batch, stage.total_kv_read_tokens, stage.depth)
+            if found != wanted:
+                yield f"{name}: expected batch, tokens and depth {wanted}, found {found}"
+            continue
+        least = min(max(shape.lengths) for shape in same_batch)
+        if not least <= stage.depth <= blocks.limits.max_model_len:
+            yield f"{name}.depth: expected {least}..{blocks.limits.max_model_len}, found {stage.depth}"
+    for row, shape in zip(rows, shapes, strict=True):
+        depth = max(shape.lengths) - 1
+        built = [each for each in kvwarm.stages if each.failed is UNSET and each.batch == row.point.batch_size]
+        if row.kv_seed_regime in REAL_KV and not any(each.depth >= depth for each in built):
+            yield f"{where}benchmark_id={row.point.benchmark_id} kvwarm.stages: expected a chain of {depth}, found none"
+
+
+def rank_failures(artifacts: Sequence[RankArtifact], ranks: Sequence[Blocks]) -> Iterator[str]:
+    """What the ranks of one run have in common, and what is the minimum over them."""
+    reference = ranks[0]
+    for rank, blocks in enumerate(ranks):
+        where = "" if len(ranks) == 1 else f"rank {rank} "
+        for name in ("synchronization", "recurrent_state", "synthetic_prompts", "capacity", "cudagraph", "protocol"):
+            if getattr(blocks, name) != getattr(reference, name):
+                yield f"{where}{name}: expected that of rank 0, found another"
+        if msgspec.structs.replace(blocks.config, output_path="-") != msgspec.structs.replace(
+            reference.config, output_path="-"
+        ):
+            yield f"{where}config: expected that of rank 0, found another"
+        if _verdict(blocks.kvwarm) != _verdict(reference.kvwarm):
+            yield f"{where}kvwarm: expected {_verdict(reference.kvwarm)} of rank 0, found {_verdict(blocks.kvwarm)}"
+    if reference.capacity.common is None:
+        return
+    least = {
+        field: (min(getattr(blocks.limits, field) for blocks in ranks), getattr(reference.capacity.common, field))
+        for field in ("max_model_len", "max_num_scheduled_tokens", "max_num_running_reqs")
+    }
+    usable = min(blocks.limits.num_gpu_blocks for blocks in ranks) - 1
+    common = reference.capacity.common
+    least["usable_blocks_without_watermark"] = (usable, common.usable_blocks_without_watermark)
+    yield from unequal("capacity.common.", least)
+    if common.usable_blocks_with_watermark > usable:
+        found = common.usable_blocks_with_watermark
+        yield f"capacity.common.usable_blocks_with_watermark: expected at most {usable}, found {found}"
+
+
+def _verdict(kvwarm: Kvwarm | None) -> tuple[object, ...] | None:
+    return None if kvwarm is None else (kvwarm.enabled, kvwarm.warm_eligible, kvwarm.skip_reason)
+
+
+def setting_gaps(cell: FrozenCell, artifact: RankArtifact, blocks: Blocks) -> Iterator[str]:
+    """Settings that nothing in the artifact establishes."""
+    if blocks.engine is None:
+        yield "engine: not recorded"
+    elif blocks.engine.capture_error is not UNSET:
+        yield f"engine.capture_error: {blocks.engine.capture_error}"
+    common, kvwarm = blocks.capacity.common, blocks.kvwarm
+    if common is None:
+        yield "capacity: not recorded"
+    elif common.usable_blocks_with_watermark < common.usable_blocks_without_watermark:
+        kept = common.usable_blocks_without_watermark - common.usable_blocks_with_watermark
+        yield f"capacity: {kept} blocks kept as a watermark"
+    if blocks.limits.num_gpu_blocks - 1 < cell.free_blocks:
+        yield f"capacity: {blocks.limits.num_gpu_blocks - 1} blocks, the accepted profile has {cell.free_blocks}"
+    if unsaid := sum(row.kv_seed_regime is None for row in artifact.results):
+        yield f"seed regime of {unsaid} points: none recorded"
+    if cell.identity.phase != "decode":
+        return
+    if kvwarm is None or kvwarm.warm_eligible is None:
+        yield "kvwarm: no verdict on real KV recorded"
+        return
+    if failed := sum(stage.failed is not UNSET for stage in kvwarm.stages):
+        yield f"kvwarm: {failed} chains of real KV failed"
+    if replicas_run(blocks) is None:
+        most = len(artifact.results) + len({row.point.batch_size for row in artifact.results})
+        total = sum(found for _, found in counted(artifact, kvwarm).values())
+        if blocks.cudagraph.mode == "NONE" and kvwarm.enabled and total != most:
+            yield f"kvwarm counters: {total} points, not {most} with one replica of each batch"
