@@ -69,8 +69,8 @@ def failures(cell: FrozenCell, artifacts: Sequence[RankArtifact]) -> Iterator[st
         if row.point.benchmark_id != position + 1:
             yield f"results: expected benchmark_id {position + 1} at its place, found {row.point.benchmark_id}"
             return
-        if row.point.batch_size > limit:
-            yield f"benchmark_id={position + 1} batch_size: expected at most {limit}, found {row.point.batch_size}"
+        if not 1 <= row.point.batch_size <= limit:
+            yield f"benchmark_id={position + 1} batch_size: expected 1..{limit}, found {row.point.batch_size}"
             return
         try:
             shapes.append(shape_of(row.point, cell.hash_block_size))
@@ -121,7 +121,7 @@ def gaps(cell: FrozenCell, artifacts: Sequence[RankArtifact]) -> Iterator[str]:
         if isinstance(blocks, list):
             continue
         lines = [*setting_gaps(cell, artifact, blocks), *prompt_gaps(artifact.results, blocks)]
-        lines += [*ledger_gaps(artifact, blocks), *sample_gaps(artifact)]
+        lines += [*ledger_gaps(artifact, blocks), *sample_gaps(artifact, blocks)]
         if blocks.protocol is None and not any(row.fpms[0].benchmark_measurement for row in artifact.results):
             version = blocks.engine.versions.dynamo if blocks.engine else "of an unknown version"
             lines.append(f"measurement evidence: none recorded by Dynamo {version}")
@@ -130,13 +130,15 @@ def gaps(cell: FrozenCell, artifacts: Sequence[RankArtifact]) -> Iterator[str]:
         yield from (_rank(rank, artifacts) + line for line in lines)
 
 
-def sample_gaps(artifact: RankArtifact) -> Iterator[str]:
+def sample_gaps(artifact: RankArtifact, blocks: Blocks) -> Iterator[str]:
     """Decode points whose steady steps stopped early."""
     short = 0
     for row in artifact.results:
-        measurement = row.fpms[0].benchmark_measurement
-        if measurement is not UNSET:
-            short += len(measurement.raw_fpms) < measurement.expected_internal_samples
+        fpm = row.fpms[0]
+        if fpm.benchmark_measurement is not UNSET:
+            short += len(fpm.benchmark_measurement.raw_fpms) < fpm.benchmark_measurement.expected_internal_samples
+        elif fpm.kvwarm_giant_median_of is not UNSET and blocks.kvwarm is not None:
+            short += fpm.kvwarm_giant_median_of < blocks.kvwarm.giant_kv_repeats
     if short:
         yield f"samples: fewer than planned at {short} points"
 

@@ -187,8 +187,8 @@ def eager_failures(
     found = (point.expected_cudagraph_mode, point.expected_capture_size, point.padding_tokens, point.sample_reasons)
     if found != eager:
         yield f"{where} requested_shape: expected an eager_warmup without a graph, found {found}"
-    if point.batch_size > blocks.limits.max_num_running_reqs:
-        expected = f"at most {blocks.limits.max_num_running_reqs}"
+    if not 1 <= point.batch_size <= blocks.limits.max_num_running_reqs:
+        expected = f"1..{blocks.limits.max_num_running_reqs}"
         yield f"{where} requested_shape.batch_size: expected {expected}, found {point.batch_size}"
         return
     shape = record_shape(point, hash_block_size)
@@ -244,7 +244,7 @@ def prefix_failures(
         expected, before = row.point, point.benchmark_id - 1
     else:
         named = [replica for replica in eager_points(ledger) if replica.benchmark_id == point.benchmark_id]
-        bounded = bool(named) and named[0].batch_size <= len(named[0].rows or []) + named[0].total_prefill_tokens
+        bounded = bool(named) and 1 <= named[0].batch_size <= len(named[0].rows or []) + named[0].total_prefill_tokens
         replica_shape = record_shape(named[0], hash_block_size) if bounded else None
         if replica_shape is None:
             yield f"{where} requested_shape.point: expected a point or a replica, found id {point.benchmark_id}"

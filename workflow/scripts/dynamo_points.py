@@ -156,6 +156,8 @@ def reason_failures(where: str, point: NativePoint, blocks: Blocks) -> Iterator[
     if clamped and (point.point_type != "decode" or point.total_kv_read_tokens != smallest):
         found = f"{point.total_kv_read_tokens} of a {point.point_type} point"
         yield f"{where} context_clamped: expected {smallest} tokens of a decode point, found {found}"
+    if point.point_type == "decode" and (point.total_prefill_tokens or point.partition or point.rows):
+        yield f"{where} point: expected neither new tokens nor a partition or rows of a decode point, found some"
     if blocks.cudagraph.mode == "NONE":
         tokens = point.total_prefill_tokens if point.point_type == "prefill" else point.batch_size
         decode_limits = {blocks.limits.configured_max_batch_size, blocks.limits.feasible_max_batch_size}

@@ -11,6 +11,7 @@ from schemas.native import NativePoint, RankArtifact
 from schemas.plan import FrozenCell
 
 from dynamo_blocks import Blocks, CacheGroup, Engine, Kvwarm, unequal
+from dynamo_ledger import eager_points
 from dynamo_points import REAL_KV, Shape
 
 GRAPH_MODES = {
@@ -35,7 +36,7 @@ SKIP_PREFIXES = ("dataset_unavailable: ", "tokenizer_unavailable: ", "content_to
 WARMED_STRATEGIES = ("tep", "dep", "pure_tp")
 """Strategies whose decode points count only with real KV (the formal validator's rule)."""
 
-CLOCK_SLACK = 0.05
+CLOCK_SLACK = 0.001
 """Seconds by which a wall clock and a monotonic one may differ over one benchmark, beside a thousandth of it."""
 
 
@@ -117,23 +118,27 @@ def capacity_failures(where: str, artifact: RankArtifact, blocks: Blocks) -> Ite
 
 
 def timing_failures(where: str, artifact: RankArtifact) -> Iterator[str]:
-    """RFC 3339 in UTC with microseconds; as far apart as the benchmark took."""
-    instants = []
+    """RFC 3339 in UTC with microseconds, in order."""
+    timing = artifact.timing
     for name in ("started_at", "completed_at"):
-        text = getattr(artifact.timing, name)
-        try:
-            instant = datetime.strptime(text, "%Y-%m-%dT%H:%M:%S.%fZ")
-        except ValueError:
-            instant = None
-        if instant is None or instant.strftime("%Y-%m-%dT%H:%M:%S.%fZ") != text:
+        if instant(text := getattr(timing, name)) is None:
             yield f"{where}timing.{name}: expected YYYY-MM-DDThh:mm:ss.uuuuuuZ, found {text}"
-        else:
-            instants.append(instant)
-    if len(instants) == 2:
-        between = (instants[1] - instants[0]).total_seconds()
-        elapsed = artifact.timing.benchmark_elapsed_seconds
-        if abs(between - elapsed) > CLOCK_SLACK + 1e-3 * elapsed:
-            yield f"{where}timing.completed_at: expected {elapsed} s after started_at, found {between} s"
+    if wall_seconds(artifact) < 0:
+        yield f"{where}timing.completed_at: expected after {timing.started_at}, found {timing.completed_at}"
+
+
+def instant(text: str) -> datetime | None:
+    try:
+        read = datetime.strptime(text, "%Y-%m-%dT%H:%M:%S.%fZ")
+    except ValueError:
+        return None
+    return read if read.strftime("%Y-%m-%dT%H:%M:%S.%fZ") == text else None
+
+
+def wall_seconds(artifact: RankArtifact) -> float:
+    """Seconds between the two time stamps; 0 when one cannot be read."""
+    started, completed = instant(artifact.timing.started_at), instant(artifact.timing.completed_at)
+    return (completed - started).total_seconds() if started and completed else 0.0
 
 
 def graph_block_failures(where: str, cell: FrozenCell, blocks: Blocks) -> Iterator[str]:
@@ -297,9 +302,7 @@ def kvwarm_failures(
         yield f"{where}kvwarm.skip_reason: expected a known one, found {reason}"
     if kvwarm.enabled == (reason == "flag_off") or (kvwarm.warm_eligible and not kvwarm.enabled):
         yield f"{where}kvwarm.enabled: expected {not kvwarm.enabled} with skip_reason {reason}, found {kvwarm.enabled}"
-    caching = blocks.engine is not None and blocks.engine.kv_cache.enable_prefix_caching
-    if caching and reason == "prefix_caching_disabled":
-        yield f"{where}engine.kv_cache.enable_prefix_caching: expected False with {reason}, found True"
+    yield from gate_failures(where, blocks, kvwarm)
     if bool(kvwarm.warm_eligible) != (kvwarm.dataset is not None) and reason != "peer_ineligible":
         expected = "one" if kvwarm.warm_eligible else "none"
         yield f"{where}kvwarm.dataset: expected {expected}, found otherwise"
@@ -307,6 +310,26 @@ def kvwarm_failures(
         yield f"{where}kvwarm.points_gate_skipped: expected since 1.7, found otherwise"
     yield from counter_failures(where, artifact, blocks, kvwarm)
     yield from stage_failures(where, artifact, blocks, kvwarm, shapes)
+
+
+def gate_failures(where: str, blocks: Blocks, kvwarm: Kvwarm) -> Iterator[str]:
+    """The engine has what Dynamo's gate asks of it, or lacks what the reason says (5)."""
+    if blocks.engine is None:
+        return
+    cache, expert = blocks.engine.kv_cache, blocks.engine.parallel.enable_expert_parallel
+    native, why = kvwarm.initialization_strategy is not UNSET, kvwarm.skip_reason or "real KV"
+    caching = {"prefix_caching_disabled": False}.get(why)
+    experts = {"moe_tp_balanced_by_construction": False}.get(why)
+    if kvwarm.warm_eligible and not native:
+        caching, experts = True, None if blocks.config.randomize_kda_state else True
+    if caching not in (None, cache.enable_prefix_caching):
+        yield f"{where}engine.kv_cache.enable_prefix_caching: expected {caching} with {why}, found {not caching}"
+    if experts not in (None, expert):
+        yield f"{where}engine.parallel.enable_expert_parallel: expected {experts} with {why}, found {expert}"
+    if native and not any(
+        "Mamba" in each.type or isinstance(each.sliding_window, int) for each in leaves(cache.groups)
+    ):
+        yield f"{where}engine.kv_cache.groups: expected a window or a recurrent state with native chains, found neither"
 
 
 def replicas_run(blocks: Blocks) -> int | None:
@@ -353,7 +376,6 @@ def stage_failures(
     rows = artifact.results
     batches = {row.point.batch_size for row in rows}
     native = kvwarm.initialization_strategy is not UNSET
-    replicas = {row.point.batch_size: row.point.total_kv_read_tokens for row in reversed(rows)}
     for index, stage in enumerate(kvwarm.stages):
         name = f"{where}kvwarm.stages.{index}"
         if stage.batch not in batches:
@@ -361,32 +383,41 @@ def stage_failures(
             continue
         if (stage.build_seconds is UNSET) != (stage.failed is not UNSET):
             yield f"{name}: expected build_seconds or failed, found otherwise"
-        if native != (stage.benchmark_id is not UNSET) or native != (stage.total_kv_read_tokens is not UNSET):
-            yield f"{name}.benchmark_id: expected {'one' if native else 'none'}, found {stage.benchmark_id}"
-            continue
         if stage.build_seconds is not UNSET and stage.build_seconds > artifact.timing.benchmark_elapsed_seconds:
             yield f"{name}.build_seconds: expected within the benchmark, found {stage.build_seconds}"
-        same_batch = [shape for row, shape in zip(rows, shapes, strict=True) if row.point.batch_size == stage.batch]
-        if native:
-            own = [(row.point, shape) for row, shape in zip(rows, shapes, strict=True)]
-            if stage.benchmark_id is not UNSET and stage.benchmark_id <= len(rows):
-                point, shape = own[stage.benchmark_id - 1]
-                wanted = (point.batch_size, point.total_kv_read_tokens, max(shape.lengths) - 1)
-            else:
-                first = max(same_batch, key=lambda shape: max(shape.lengths))
-                wanted = (stage.batch, replicas[stage.batch], max(first.lengths) - 1)
-            found = (stage.batch, stage.total_kv_read_tokens, stage.depth)
-            if found != wanted:
-                yield f"{name}: expected batch, tokens and depth {wanted}, found {found}"
-            continue
-        least = min(max(shape.lengths) for shape in same_batch)
-        if not least <= stage.depth <= blocks.limits.max_model_len:
-            yield f"{name}.depth: expected {least}..{blocks.limits.max_model_len}, found {stage.depth}"
+        if native != (stage.benchmark_id is not UNSET) or native != (stage.total_kv_read_tokens is not UNSET):
+            yield f"{name}.benchmark_id: expected {'one' if native else 'none'}, found otherwise"
+        if not native and stage.depth > blocks.limits.max_model_len:
+            yield f"{name}.depth: expected at most {blocks.limits.max_model_len}, found {stage.depth}"
+    if native:
+        yield from native_stage_failures(where, artifact, blocks, kvwarm)
     for row, shape in zip(rows, shapes, strict=True):
         depth = max(shape.lengths) - 1
         built = [each for each in kvwarm.stages if each.failed is UNSET and each.batch == row.point.batch_size]
         if row.kv_seed_regime in REAL_KV and not any(each.depth >= depth for each in built):
             yield f"{where}benchmark_id={row.point.benchmark_id} kvwarm.stages: expected a chain of {depth}, found none"
+
+
+def native_stage_failures(where: str, artifact: RankArtifact, blocks: Blocks, kvwarm: Kvwarm) -> Iterator[str]:
+    """A native chain is of one point: its batch, its tokens, its longest context without the last token."""
+    points = [row.point for row in artifact.results] + (eager_points(blocks.ledger) if blocks.ledger else [])
+    chains = {
+        point.benchmark_id: (
+            point.batch_size,
+            point.total_kv_read_tokens,
+            max(2, -(-point.total_kv_read_tokens // point.batch_size)) - 1,
+        )
+        for point in points
+        if point.batch_size > 0
+    }
+    ids = [stage.benchmark_id for stage in kvwarm.stages]
+    if len(set(ids)) != len(ids):
+        yield f"{where}kvwarm.stages: expected one of each point, found {ids}"
+    for index, stage in enumerate(kvwarm.stages):
+        wanted = None if stage.benchmark_id is UNSET else chains.get(stage.benchmark_id)
+        found = (stage.batch, stage.total_kv_read_tokens, stage.depth)
+        if found != wanted:
+            yield f"{where}kvwarm.stages.{index}: expected batch, tokens and depth {wanted}, found {found}"
 
 
 def rank_failures(artifacts: Sequence[RankArtifact], ranks: Sequence[Blocks]) -> Iterator[str]:
@@ -422,6 +453,15 @@ def _verdict(kvwarm: Kvwarm | None) -> tuple[object, ...] | None:
     return None if kvwarm is None else (kvwarm.enabled, kvwarm.warm_eligible, kvwarm.skip_reason)
 
 
+def odd_stages(artifact: RankArtifact, kvwarm: Kvwarm) -> int:
+    """Chains that are not as deep as a context of their batch with all its steps (as seen in both releases)."""
+    deep: dict[int, set[int]] = {}
+    for row in artifact.results:
+        longest = -(-row.point.total_kv_read_tokens // max(1, row.point.batch_size))
+        deep.setdefault(row.point.batch_size, set()).add(longest + kvwarm.giant_kv_repeats + 1)
+    return sum(stage.depth not in deep.get(stage.batch, ()) for stage in kvwarm.stages)
+
+
 def setting_gaps(cell: FrozenCell, artifact: RankArtifact, blocks: Blocks) -> Iterator[str]:
     """Settings that nothing in the artifact establishes."""
     if blocks.engine is None:
@@ -429,6 +469,9 @@ def setting_gaps(cell: FrozenCell, artifact: RankArtifact, blocks: Blocks) -> It
     elif blocks.engine.capture_error is not UNSET:
         yield f"engine.capture_error: {blocks.engine.capture_error}"
     common, kvwarm = blocks.capacity.common, blocks.kvwarm
+    between, elapsed = wall_seconds(artifact), artifact.timing.benchmark_elapsed_seconds
+    if abs(between - elapsed) > CLOCK_SLACK + 1e-3 * elapsed:
+        yield f"timing: {between} s by the time stamps, {elapsed} s by the monotonic clock"
     if common is None:
         yield "capacity: not recorded"
     elif common.usable_blocks_with_watermark < common.usable_blocks_without_watermark:
@@ -443,6 +486,8 @@ def setting_gaps(cell: FrozenCell, artifact: RankArtifact, blocks: Blocks) -> It
     if kvwarm is None or kvwarm.warm_eligible is None:
         yield "kvwarm: no verdict on real KV recorded"
         return
+    if kvwarm.initialization_strategy is UNSET and (odd := odd_stages(artifact, kvwarm)):
+        yield f"kvwarm.stages: {odd} chains of another depth than their batch asks for"
     if failed := sum(stage.failed is not UNSET for stage in kvwarm.stages):
         yield f"kvwarm: {failed} chains of real KV failed"
     if replicas_run(blocks) is None:
