@@ -1,21 +1,19 @@
 """The evidence of a cell that Dynamo's self-benchmark measured: every leaf against what else witnesses it.
 
 The artifacts have passed the merge: complete, ids 1..n, groups alike on all ranks, retained values reduced again from
-their samples. Free remain, since nothing in the artifact or the cell says them a second time:
+their samples. What nothing in the artifact or the cell says a second time stays free (the test lists the same leaves):
 
 | leaf | why |
 |---|---|
-| run_id, started_at with completed_at, wall times and timings that move together | the measurement itself |
-| config.timeout, the five sample limits, output_path | no effect on explicit points |
-| config.hybrid_live_state, collect_imbalanced without imbalanced points | options without a trace |
-| capacity.common.grid_invariants_digest | its recipe is not known |
-| synchronization.port | a socket |
-| measurement_protocol.unobserved, content_seed and pool tag where no prompt is derivable | Dynamo's own words |
-| kvwarm.dataset, build_seconds, depth of a shared chain | the text that chains were seeded with |
-| engine.attention, eplb_config, all2all_backend, model names, layout, heads, windows | not held by the frozen cell |
-| versions.dynamo, python, vllm_build_commit | named for the reader |
-| prompts of real seeds | their text is not in the artifact: reported as a gap |
-| in 1.6.1: samples, prompts, warm-ups | not recorded: reported as a gap |
+| run_id; time stamps, clocks and wall times that move together | the measurement itself |
+| config.timeout, sample limits, output_path, hybrid_live_state, collect_imbalanced | no trace at explicit points |
+| capacity.common.grid_invariants_digest, synchronization.port | no recipe; a socket |
+| giant_kv_threshold and giant_kv_repeats that no point reaches; switches of the other phase | without effect |
+| measurement_protocol.unobserved; content_seed and synthetic_pool_tag where no prompt is derivable | nothing shows them |
+| kvwarm.dataset, build_seconds of a chain | text and time of seeding |
+| engine: attention, cache groups' layout, prefix caching and experts where no rule asks for them, chunking, model \
+names, eplb_config, versions of Dynamo, Python and the build | the frozen cell does not hold them |
+| prompts of real seeds; in 1.6.1 samples, prompts and warm-ups | not in the artifact: reported as gaps |
 """
 
 from collections.abc import Iterator, Sequence
@@ -53,7 +51,12 @@ from dynamo_settings import (
 
 
 def failures(cell: FrozenCell, artifacts: Sequence[RankArtifact]) -> Iterator[str]:
-    """Each contradiction between the artifacts (in rank order), or of one with the cell, as one line."""
+    """Each contradiction between the artifacts (in rank order), or of one with the cell, as one line.
+
+    Of artifacts that no merge takes it says nothing: their rows are not told apart.
+    """
+    if not mergeable(artifacts):
+        return
     ranks: list[Blocks] = []
     for rank, artifact in enumerate(artifacts):
         blocks = read_blocks(artifact)
@@ -77,7 +80,7 @@ def failures(cell: FrozenCell, artifacts: Sequence[RankArtifact]) -> Iterator[st
         except ValueError as error:
             yield f"benchmark_id={position + 1}: expected totals that its requests add up to, found {error}"
             return
-    yield from rank_failures(artifacts, ranks)
+    yield from rank_failures(ranks)
     yield from grid_failures(artifacts[0], ranks[0])
     for rank, (artifact, blocks) in enumerate(zip(artifacts, ranks, strict=True)):
         where = _rank(rank, artifacts)
@@ -91,11 +94,18 @@ def failures(cell: FrozenCell, artifacts: Sequence[RankArtifact]) -> Iterator[st
         yield from row_failures(where, rank, artifact, blocks, shapes)
 
 
+def mergeable(artifacts: Sequence[RankArtifact]) -> bool:
+    """Every rank has the same points, one value of each."""
+    points = [[row.point.benchmark_id for row in artifact.results] for artifact in artifacts]
+    single = all(len(row.fpms) == 1 for artifact in artifacts for row in artifact.results)
+    return single and bool(points) and bool(points[0]) and all(each == points[0] for each in points)
+
+
 def row_failures(
     where: str, rank: int, artifact: RankArtifact, blocks: Blocks, shapes: Sequence[Shape]
 ) -> Iterator[str]:
     """Every point of one rank."""
-    worker_id = artifact.results[0].fpms[0].worker_id if artifact.results else ""
+    worker_id = artifact.results[0].fpms[0].worker_id
     for position, (row, shape) in enumerate(zip(artifact.results, shapes, strict=True)):
         name = f"{where}benchmark_id={row.point.benchmark_id}"
         fpm, decode = row.fpms[0], row.point.point_type == "decode"
@@ -116,6 +126,8 @@ def row_failures(
 
 def gaps(cell: FrozenCell, artifacts: Sequence[RankArtifact]) -> Iterator[str]:
     """What the artifacts (in rank order) do not establish; reported, never a reason to refuse."""
+    if not mergeable(artifacts):
+        return
     for rank, artifact in enumerate(artifacts):
         blocks = read_blocks(artifact)
         if isinstance(blocks, list):

@@ -4,7 +4,6 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 
-import msgspec
 from msgspec import UNSET
 
 from schemas.native import NativePoint, RankArtifact
@@ -326,9 +325,8 @@ def gate_failures(where: str, blocks: Blocks, kvwarm: Kvwarm) -> Iterator[str]:
         yield f"{where}engine.kv_cache.enable_prefix_caching: expected {caching} with {why}, found {not caching}"
     if experts not in (None, expert):
         yield f"{where}engine.parallel.enable_expert_parallel: expected {experts} with {why}, found {expert}"
-    if native and not any(
-        "Mamba" in each.type or isinstance(each.sliding_window, int) for each in leaves(cache.groups)
-    ):
+    kinds = [each for each in leaves(cache.groups) if "Mamba" in each.type or isinstance(each.sliding_window, int)]
+    if native and not kinds:
         yield f"{where}engine.kv_cache.groups: expected a window or a recurrent state with native chains, found neither"
 
 
@@ -356,8 +354,9 @@ def counted(artifact: RankArtifact, kvwarm: Kvwarm) -> dict[str, tuple[int, int]
 def counter_failures(where: str, artifact: RankArtifact, blocks: Blocks, kvwarm: Kvwarm) -> Iterator[str]:
     """Counters hold the rows of their regime, and with the replicas exactly all decode points that ran."""
     rows = counted(artifact, kvwarm)
+    unsaid = any(row.kv_seed_regime is None for row in artifact.results)
     for name, (least, found) in rows.items():
-        if found < least or (found and not least):
+        if found < least or (found and not least and not unsaid):
             yield f"{where}kvwarm.{name}: expected {f'at least {least}' if least else 0}, found {found}"
     replicas = replicas_run(blocks)
     total = sum(found for _, found in rows.values())
@@ -420,20 +419,14 @@ def native_stage_failures(where: str, artifact: RankArtifact, blocks: Blocks, kv
             yield f"{where}kvwarm.stages.{index}: expected batch, tokens and depth {wanted}, found {found}"
 
 
-def rank_failures(artifacts: Sequence[RankArtifact], ranks: Sequence[Blocks]) -> Iterator[str]:
-    """What the ranks of one run have in common, and what is the minimum over them."""
+def rank_failures(ranks: Sequence[Blocks]) -> Iterator[str]:
+    """What the ranks of one run agreed on: a port, and the least of their capacities."""
     reference = ranks[0]
     for rank, blocks in enumerate(ranks):
         where = "" if len(ranks) == 1 else f"rank {rank} "
-        for name in ("synchronization", "recurrent_state", "synthetic_prompts", "capacity", "cudagraph", "protocol"):
+        for name in ("synchronization", "capacity"):
             if getattr(blocks, name) != getattr(reference, name):
                 yield f"{where}{name}: expected that of rank 0, found another"
-        if msgspec.structs.replace(blocks.config, output_path="-") != msgspec.structs.replace(
-            reference.config, output_path="-"
-        ):
-            yield f"{where}config: expected that of rank 0, found another"
-        if _verdict(blocks.kvwarm) != _verdict(reference.kvwarm):
-            yield f"{where}kvwarm: expected {_verdict(reference.kvwarm)} of rank 0, found {_verdict(blocks.kvwarm)}"
     if reference.capacity.common is None:
         return
     least = {
@@ -447,10 +440,6 @@ def rank_failures(artifacts: Sequence[RankArtifact], ranks: Sequence[Blocks]) ->
     if common.usable_blocks_with_watermark > usable:
         found = common.usable_blocks_with_watermark
         yield f"capacity.common.usable_blocks_with_watermark: expected at most {usable}, found {found}"
-
-
-def _verdict(kvwarm: Kvwarm | None) -> tuple[object, ...] | None:
-    return None if kvwarm is None else (kvwarm.enabled, kvwarm.warm_eligible, kvwarm.skip_reason)
 
 
 def odd_stages(artifact: RankArtifact, kvwarm: Kvwarm) -> int:
