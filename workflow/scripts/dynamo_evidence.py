@@ -8,8 +8,8 @@ their samples. What nothing in the artifact or the cell says a second time stays
 | run_id; time stamps, clocks and wall times that move together | the measurement itself |
 | config.timeout, sample limits, output_path, hybrid_live_state, collect_imbalanced | no trace at explicit points |
 | capacity.common.grid_invariants_digest, synchronization.port | no recipe; a socket |
-| giant_kv_threshold and giant_kv_repeats that no point reaches; switches of the other phase | without effect |
-| measurement_protocol.unobserved; content_seed and synthetic_pool_tag where no prompt is derivable | nothing shows them |
+| giant_kv_threshold and _repeats that no point reaches; switches of the other phase | without effect |
+| content_seed and synthetic_pool_tag where no prompt is derivable | nothing shows them |
 | kvwarm.dataset, build_seconds of a chain | text and time of seeding |
 | engine: attention, cache groups' layout, prefix caching and experts where no rule asks for them, chunking, model \
 names, eplb_config, versions of Dynamo, Python and the build | the frozen cell does not hold them |

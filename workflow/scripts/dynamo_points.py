@@ -139,7 +139,8 @@ def planned_steps(point: NativePoint, regime: str | None, shape: Shape, blocks: 
     groups = len(blocks.engine.kv_cache.groups) if blocks.engine else 1
     needed = point.batch_size * groups * (-(-(deepest + repeats) // limits.block_size) + 1)
     # A fake giant that lacks blocks runs one step; a declared total just below the threshold may have been clamped up.
-    once = not real and (needed > limits.num_gpu_blocks - 1 or "context_clamped" in point.sample_reasons)
+    raised = "context_clamped" in point.sample_reasons and point.batch_size < giants.giant_kv_threshold
+    once = not real and (needed > limits.num_gpu_blocks - 1 or raised)
     return (repeats, 1) if once and repeats > 1 else (repeats,)
 
 
@@ -149,8 +150,9 @@ def reason_failures(where: str, point: NativePoint, blocks: Blocks) -> Iterator[
     stamps = [reason for reason in reasons if reason in STAMPS]
     if unknown := sorted(set(reasons) - GRID_REASONS - set(STAMPS)):
         yield f"{where} sample_reasons: expected reasons of a measured point, found {', '.join(unknown)}"
-    if len(set(reasons)) != len(reasons) or reasons[len(reasons) - len(stamps) :] != stamps:
-        yield f"{where} sample_reasons: expected each once, stamps last, found {reasons}"
+    late = "explicit" in reasons[1:]
+    if late or len(set(reasons)) != len(reasons) or reasons[len(reasons) - len(stamps) :] != stamps:
+        yield f"{where} sample_reasons: expected each once, explicit first, stamps last, found {reasons}"
     smallest = 2 * point.batch_size
     clamped = "context_clamped" in reasons
     if clamped and (point.point_type != "decode" or point.total_kv_read_tokens != smallest):

@@ -31,6 +31,19 @@ SKIP_REASONS = (
     "dataset_empty",
     "peer_ineligible",
 )
+PLAIN_GROUPS = ("FullAttentionSpec", "SlidingWindowSpec")
+"""Cache groups whose blocks hold keys and values of one kind: these say so."""
+
+UNOBSERVED = (
+    "sampled_continuation_token_ids",
+    "kv_cache_tensors",
+    "recurrent_state_tensors",
+    "execution_history_equivalence",
+    "warmup_graph_kernel_and_cache_equivalence",
+    "decode_real_kv_chain_warmup_history",
+)
+"""What Dynamo 1.7 says that it does not observe."""
+
 SKIP_PREFIXES = ("dataset_unavailable: ", "tokenizer_unavailable: ", "content_too_shallow: ")
 WARMED_STRATEGIES = ("tep", "dep", "pure_tp")
 """Strategies whose decode points count only with real KV (the formal validator's rule)."""
@@ -234,6 +247,10 @@ def precision_failures(where: str, cell: FrozenCell, engine: Engine) -> Iterator
     if not cache.groups:
         yield f"{where}engine.kv_cache.groups: expected at least one, found none"
     for index, group in enumerate(attention):
+        said = (group.dtype, group.head_size, group.num_kv_heads, group.block_size)
+        if group.type in PLAIN_GROUPS and UNSET in said:
+            wanted_keys = "dtype, head_size, num_kv_heads and block_size"
+            yield f"{where}engine.kv_cache.groups.{index}: expected {wanted_keys}, found not all of them"
         if dtype is not None and group.dtype not in (dtype, UNSET):
             yield f"{where}engine.kv_cache.groups.{index}.dtype: expected {dtype}, found {group.dtype}"
     if len(cache.groups) == 1 and cache.groups[0].block_size not in (cache.block_size, UNSET):
@@ -412,6 +429,9 @@ def native_stage_failures(where: str, artifact: RankArtifact, blocks: Blocks, kv
     ids = [stage.benchmark_id for stage in kvwarm.stages]
     if len(set(ids)) != len(ids):
         yield f"{where}kvwarm.stages: expected one of each point, found {ids}"
+    real = [row.point.benchmark_id for row in artifact.results if row.kv_seed_regime in REAL_KV]
+    if alone := [number for number in real if number not in ids]:
+        yield f"{where}kvwarm.stages: expected a chain of each real point, found none of {alone}"
     for index, stage in enumerate(kvwarm.stages):
         wanted = None if stage.benchmark_id is UNSET else chains.get(stage.benchmark_id)
         found = (stage.batch, stage.total_kv_read_tokens, stage.depth)
@@ -457,6 +477,8 @@ def setting_gaps(cell: FrozenCell, artifact: RankArtifact, blocks: Blocks) -> It
         yield "engine: not recorded"
     elif blocks.engine.capture_error is not UNSET:
         yield f"engine.capture_error: {blocks.engine.capture_error}"
+    if blocks.protocol is not None and blocks.protocol.unobserved != list(UNOBSERVED):
+        yield f"measurement_protocol.unobserved: {', '.join(blocks.protocol.unobserved) or 'nothing'}"
     common, kvwarm = blocks.capacity.common, blocks.kvwarm
     between, elapsed = wall_seconds(artifact), artifact.timing.benchmark_elapsed_seconds
     if abs(between - elapsed) > CLOCK_SLACK + 1e-3 * elapsed:
