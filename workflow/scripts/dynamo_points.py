@@ -132,7 +132,8 @@ def planned_steps(point: NativePoint, regime: str | None, shape: Shape, blocks: 
     if giants is None:
         return ()
     real = regime in REAL_KV
-    if not real and point.total_kv_read_tokens < giants.giant_kv_threshold:
+    short = point.batch_size if "giant_fake_off_by_batch" in point.sample_reasons else 0
+    if not real and point.total_kv_read_tokens + short < giants.giant_kv_threshold:
         return (1,)
     limits, deepest = blocks.limits, max(shape.lengths)
     repeats = max(1, min(giants.giant_kv_repeats, limits.max_model_len - 1 - deepest))
@@ -178,6 +179,7 @@ def graph_failures(where: str, point: NativePoint, blocks: Blocks) -> Iterator[s
     sizes = graphs.prefill_capture_sizes if prefill else graphs.decode_capture_sizes
     capture = min((size for size in sizes if size >= tokens), default=None)
     mode = graphs.prefill_mode if prefill else graphs.decode_mode
+    capture = None if mode == "NONE" else capture
     yield from unequal(
         f"{where} ",
         {

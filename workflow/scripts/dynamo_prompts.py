@@ -2,6 +2,7 @@
 
 import sys
 from array import array
+from collections import Counter
 from collections.abc import Iterator
 from random import Random
 
@@ -55,6 +56,13 @@ def prompt_lengths(row: Row, shape: Shape, blocks: Blocks) -> list[int]:
     return [length - short for length in shape.lengths]
 
 
+def vague_lengths(row: Row, blocks: Blocks) -> bool:
+    """Whether prompts may be longer or shorter than their contexts: on a shared chain, or short of a declared total."""
+    native = blocks.kvwarm is not None and blocks.kvwarm.initialization_strategy is not UNSET
+    shared = row.kv_seed_regime in REAL_KV and not native
+    return shared or "giant_fake_off_by_batch" in row.point.sample_reasons
+
+
 def prompt_failures(where: str, row: Row, rank: int, shape: Shape, blocks: Blocks) -> Iterator[str]:
     """The length of each prompt, and its digest where it can be derived."""
     measurement = row.fpms[0].benchmark_measurement
@@ -62,7 +70,7 @@ def prompt_failures(where: str, row: Row, rank: int, shape: Shape, blocks: Block
         return
     requests = measurement.prompts.requests
     lengths, found = prompt_lengths(row, shape, blocks), [each.num_tokens for each in requests]
-    if lengths != found and "giant_fake_off_by_batch" not in row.point.sample_reasons:
+    if lengths != found and not vague_lengths(row, blocks):
         yield f"{where} prompts num_tokens: expected {lengths}, found {found}"
         return
     if blocks.protocol is None or underivable(row, blocks):
@@ -75,15 +83,18 @@ def prompt_failures(where: str, row: Row, rank: int, shape: Shape, blocks: Block
 
 def prompt_gaps(rows: list[Row], blocks: Blocks) -> Iterator[str]:
     """Prompts that are not recorded, or whose ids nothing in the artifact gives again."""
-    points: dict[str, int] = {}
+    points: Counter[str] = Counter()
     for row in rows:
         measurement = row.fpms[0].benchmark_measurement
         if measurement is UNSET:
             continue
-        unavailable = measurement.prompts.status == "unavailable"
-        why = "unavailable" if unavailable else underivable(row, blocks)
-        if why:
-            line = why if unavailable else f"not derivable ({why})"
-            points[line] = points.get(line, 0) + 1
+        if measurement.prompts.status == "unavailable":
+            points["unavailable"] += 1
+            continue
+        if why := underivable(row, blocks):
+            points[f"not derivable ({why})"] += 1
+        tokens = sum(request.num_tokens for request in measurement.prompts.requests)
+        if vague_lengths(row, blocks) and tokens != row.point.total_kv_read_tokens:
+            points["longer or shorter than their contexts"] += 1
     for line, count in sorted(points.items()):
         yield f"prompts of {count} points: {line}"

@@ -166,18 +166,20 @@ def graph_block_failures(where: str, cell: FrozenCell, blocks: Blocks) -> Iterat
             "cudagraph.decode_mode": (modes[1], graphs.decode_mode),
             "cudagraph.max_capture_size": (max(sizes, default=0), graphs.max_capture_size),
             "cudagraph.capture_sizes": (sorted(set(sizes)), sizes),
-            "cudagraph.prefill_capture_sizes": (sizes if modes[0] != "NONE" else [], graphs.prefill_capture_sizes),
             "cudagraph.decode_capture_sizes": (
-                [size for size in sizes if size <= running] if modes[1] != "NONE" else [],
+                [size for size in sizes if size <= running],
                 graphs.decode_capture_sizes,
             ),
         },
     )
+    # Where prefill has no graphs nothing tells whether sizes are listed: then none counts.
+    if graphs.prefill_capture_sizes != sizes and (graphs.prefill_capture_sizes or modes[0] != "NONE"):
+        yield f"{where}cudagraph.prefill_capture_sizes: expected {sizes}, found {graphs.prefill_capture_sizes}"
     if graphs.mode == "NONE" and sizes:
         yield f"{where}cudagraph.capture_sizes: expected none with mode NONE, found {sizes}"
     settings = cell.identity.engine
     eager = settings.enforce_eager or (settings.graph is not None and settings.graph.cudagraph_mode == "NONE")
-    if eager != (graphs.mode == "NONE"):
+    if eager != (graphs.mode == "NONE") and (eager or cell.device_name != "cpu"):
         expected = "NONE of an eager cell" if eager else "graphs, which the cell has"
         yield f"{where}cudagraph.mode: expected {expected}, found {graphs.mode}"
     if blocks.engine is not None:
@@ -202,7 +204,6 @@ def engine_failures(where: str, cell: FrozenCell, rank: int, artifact: RankArtif
             ),
             "scheduler.max_num_seqs": (limits.max_num_running_reqs, scheduler.max_num_seqs),
             "scheduler.async_scheduling": (False, scheduler.async_scheduling),
-            "kv_cache.block_size": (limits.block_size, engine.kv_cache.block_size),
             "parallel.data_parallel_size": (topology.dp, parallel.data_parallel_size),
             "parallel.data_parallel_rank": (rank, parallel.data_parallel_rank),
             "parallel.tensor_parallel_size": (topology.tp, parallel.tensor_parallel_size),
@@ -224,7 +225,7 @@ def engine_failures(where: str, cell: FrozenCell, rank: int, artifact: RankArtif
     if old == (blocks.protocol is not None):
         words = "none before 1.7" if old else "one since 1.7"
         yield f"{where}measurement_protocol: expected {words}, found otherwise in {engine.versions.dynamo}"
-    yield from precision_failures(where, cell, engine)
+    yield from cache_failures(where, cell, engine, limits.block_size)
 
 
 def leaves(groups: Sequence[CacheGroup]) -> Iterator[CacheGroup]:
@@ -235,8 +236,8 @@ def leaves(groups: Sequence[CacheGroup]) -> Iterator[CacheGroup]:
             yield from leaves(group.specs)
 
 
-def precision_failures(where: str, cell: FrozenCell, engine: Engine) -> Iterator[str]:
-    """Labels of the cell that the engine's own types and quantization contradict."""
+def cache_failures(where: str, cell: FrozenCell, engine: Engine, block_size: int) -> Iterator[str]:
+    """Cache groups of the scheduler's blocks, of the types and quantization that the cell's labels name."""
     precision, cache, quantization = cell.identity.precision, engine.kv_cache, engine.quantization
     attention = [group for group in leaves(cache.groups) if "Mamba" not in group.type]
     wanted = {"bfloat16": ("auto", "bfloat16"), "half": ("auto", "half", "float16")}.get(precision.kv_cache)
@@ -253,9 +254,10 @@ def precision_failures(where: str, cell: FrozenCell, engine: Engine) -> Iterator
             yield f"{where}engine.kv_cache.groups.{index}: expected {wanted_keys}, found not all of them"
         if dtype is not None and group.dtype not in (dtype, UNSET):
             yield f"{where}engine.kv_cache.groups.{index}.dtype: expected {dtype}, found {group.dtype}"
-    if len(cache.groups) == 1 and cache.groups[0].block_size not in (cache.block_size, UNSET):
-        found = cache.groups[0].block_size
-        yield f"{where}engine.kv_cache.groups.0.block_size: expected {cache.block_size}, found {found}"
+    sizes = {cache.block_size} | {group.block_size for group in leaves(cache.groups) if group.block_size is not UNSET}
+    # Groups of several kinds may differ in their blocks; the scheduler's is then none of them.
+    if (len(cache.groups) == 1 or len(sizes) == 1) and sizes != {block_size}:
+        yield f"{where}engine.kv_cache block_size: expected {block_size} everywhere, found {sorted(sizes)}"
     if dtype == "bfloat16" and cache.cache_dtype == "auto" and engine.model.dtype != dtype:
         yield f"{where}engine.model.dtype: expected {dtype} of the cache, found {engine.model.dtype}"
     plain = precision.gemm == precision.moe == "bfloat16"
@@ -347,11 +349,12 @@ def gate_failures(where: str, blocks: Blocks, kvwarm: Kvwarm) -> Iterator[str]:
         yield f"{where}engine.kv_cache.groups: expected a window or a recurrent state with native chains, found neither"
 
 
-def replicas_run(blocks: Blocks) -> int | None:
-    """Discarded decode replicas that ran; None when the artifact does not record them."""
+def replicas_of(artifact: RankArtifact, blocks: Blocks) -> tuple[int, int]:
+    """The least and the most decode replicas that ran: with a ledger those that completed, and all."""
     if blocks.ledger is None or blocks.ledger.status == "unavailable":
-        return None
-    return sum(record.kind == "eager_shape" and record.status == "completed" for record in blocks.ledger.records)
+        return 0, len({row.point.batch_size for row in artifact.results})
+    eager = [record.status for record in blocks.ledger.records if record.kind == "eager_shape"]
+    return eager.count("completed"), len(eager)
 
 
 def counted(artifact: RankArtifact, kvwarm: Kvwarm) -> dict[str, tuple[int, int]]:
@@ -369,18 +372,20 @@ def counted(artifact: RankArtifact, kvwarm: Kvwarm) -> dict[str, tuple[int, int]
 
 
 def counter_failures(where: str, artifact: RankArtifact, blocks: Blocks, kvwarm: Kvwarm) -> Iterator[str]:
-    """Counters hold the rows of their regime, and with the replicas exactly all decode points that ran."""
+    """Counters hold the rows of their regime, and together all decode points that ran, replicas too."""
+    if not kvwarm.enabled or any(row.kv_seed_regime is None for row in artifact.results):
+        return
+    least_replicas, most_replicas = replicas_of(artifact, blocks)
     rows = counted(artifact, kvwarm)
-    unsaid = any(row.kv_seed_regime is None for row in artifact.results)
     for name, (least, found) in rows.items():
-        if found < least or (found and not least and not unsaid):
-            yield f"{where}kvwarm.{name}: expected {f'at least {least}' if least else 0}, found {found}"
-    replicas = replicas_run(blocks)
-    total = sum(found for _, found in rows.values())
-    points, batches = len(artifact.results), len({row.point.batch_size for row in artifact.results})
-    most = points + (batches if replicas is None else replicas)
-    if kvwarm.enabled and not (points if replicas is None else most) <= total <= most:
-        yield f"{where}kvwarm counters: expected {most} points with their replicas, found {total}"
+        # Without real KV all points are of one kind; with it a replica may be of another kind than every row.
+        most = least + most_replicas if least or kvwarm.warm_eligible else 0
+        if not least <= found <= most:
+            yield f"{where}kvwarm.{name}: expected {least}..{most}, found {found}"
+    points, total = len(artifact.results), sum(found for _, found in rows.values())
+    if not points + least_replicas <= total <= points + most_replicas:
+        expected = f"{points} points and {least_replicas}..{most_replicas} replicas"
+        yield f"{where}kvwarm counters: expected {expected}, found {total}"
 
 
 def stage_failures(
@@ -501,8 +506,8 @@ def setting_gaps(cell: FrozenCell, artifact: RankArtifact, blocks: Blocks) -> It
         yield f"kvwarm.stages: {odd} chains of another depth than their batch asks for"
     if failed := sum(stage.failed is not UNSET for stage in kvwarm.stages):
         yield f"kvwarm: {failed} chains of real KV failed"
-    if replicas_run(blocks) is None:
-        most = len(artifact.results) + len({row.point.batch_size for row in artifact.results})
+    if blocks.ledger is None and kvwarm.enabled and blocks.cudagraph.mode == "NONE":
+        most = len(artifact.results) + replicas_of(artifact, blocks)[1]
         total = sum(found for _, found in counted(artifact, kvwarm).values())
-        if blocks.cudagraph.mode == "NONE" and kvwarm.enabled and total != most:
+        if total != most:
             yield f"kvwarm counters: {total} points, not {most} with one replica of each batch"
