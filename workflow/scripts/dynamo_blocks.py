@@ -343,6 +343,15 @@ FIELDS: dict[str, tuple[str, type[Struct]]] = {
 """Field of `Blocks` -> the artifact's key and what must stand there."""
 
 
+def leaves(groups: list[CacheGroup]) -> Iterator[CacheGroup]:
+    """The groups themselves, those of a uniform type one by one."""
+    for group in groups:
+        if group.specs is UNSET:
+            yield group
+        else:
+            yield from leaves(group.specs)
+
+
 def read_block(cls: type[T], value: Any, field: str) -> T | str:
     """`value` as `cls`, strictly (a bool is no int, no unknown key), or the finding."""
     try:

@@ -24,6 +24,7 @@ from schemas.native import RankArtifact
 from schemas.plan import FrozenCell
 
 from dynamo_blocks import Blocks, read_blocks
+from dynamo_kvwarm import kvwarm_failures, kvwarm_gaps
 from dynamo_ledger import clock_failures, grid_failures, grid_gap, ledger_failures, ledger_gaps
 from dynamo_points import (
     Shape,
@@ -43,7 +44,6 @@ from dynamo_settings import (
     config_failures,
     engine_failures,
     graph_block_failures,
-    kvwarm_failures,
     protocol_failures,
     rank_failures,
     setting_gaps,
@@ -132,8 +132,9 @@ def gaps(cell: FrozenCell, artifacts: Sequence[RankArtifact]) -> Iterator[str]:
         blocks = read_blocks(artifact)
         if isinstance(blocks, list):
             continue
-        lines = [*setting_gaps(cell, artifact, blocks), *prompt_gaps(artifact.results, blocks)]
-        lines += [*ledger_gaps(artifact, blocks), *sample_gaps(artifact, blocks)]
+        lines = [*setting_gaps(cell, artifact, blocks), *kvwarm_gaps(cell, artifact, blocks)]
+        lines += [*prompt_gaps(artifact.results, blocks), *ledger_gaps(artifact, blocks)]
+        lines += sample_gaps(artifact, blocks)
         if blocks.protocol is None and not any(row.fpms[0].benchmark_measurement for row in artifact.results):
             version = blocks.engine.versions.dynamo if blocks.engine else "of an unknown version"
             lines.append(f"measurement evidence: none recorded by Dynamo {version}")
