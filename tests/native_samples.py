@@ -4,6 +4,9 @@ import copy
 import gzip
 import hashlib
 import json
+import random
+import struct
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -105,8 +108,7 @@ def _one_phase_of_warmups(document: dict[str, Any], whole: dict[str, Any], phase
         ]
     for point in points:
         grid.append(point | {"sample_reasons": [each for each in point["sample_reasons"] if each not in STAMPS]})
-    text = json.dumps(grid, sort_keys=True, separators=(",", ":"))
-    document["grid_digest"] = hashlib.sha256(text.encode()).hexdigest()
+    document["grid_digest"] = _digest(grid)
     for row, group in zip(document["results"], document["iteration_groups"], strict=True):
         for fpm in (*row["fpms"], *group["rank_results"][0]["fpms"]):
             if "benchmark_measurement" in fpm:
@@ -115,6 +117,75 @@ def _one_phase_of_warmups(document: dict[str, Any], whole: dict[str, Any], phase
                 preparation["warmup_records_before"] = len(kept)
                 for raw in fpm["benchmark_measurement"]["raw_fpms"]:
                     raw["benchmark_sample"]["forward_index"] = moved(raw["benchmark_sample"]["forward_index"])
+
+
+TWO_RANKS = {"topology": {"tp": 1, "dp": 2, "moe_ep": 2}, "parallel_strategy": "dep"}
+"""Identity of the cell that asks for what `two_ranks` gives."""
+
+
+def two_ranks(document: dict[str, Any]) -> list[dict[str, Any]]:
+    """A sample as two data-parallel ranks of one run would have left it: the second a tenth slower, with its prompts.
+
+    A decode sample must be one with real KV: data-parallel ranks have no other.
+    """
+    first, second = copy.deepcopy(document), copy.deepcopy(document)
+    path = Path(document["config"]["output_path"])
+    second["config"]["output_path"] = str(path.with_stem(f"{path.stem}_dp1"))
+    for row in second["results"]:
+        _second_rank(row, second)
+    timing = second["timing"]
+    timing["benchmark_elapsed_seconds"] *= 1.1
+    groups = []
+    for one, two in zip(first["results"], second["results"], strict=True):
+        group = {"benchmark_id": one["point"]["benchmark_id"], "point": one["point"], "expected_dp_ranks": [0, 1]}
+        group |= {"complete": True, "wall_time": two["fpms"][0]["wall_time"]}
+        groups.append(
+            group | {"rank_results": [{"dp_rank": r, "fpms": row["fpms"]} for r, row in enumerate((one, two))]}
+        )
+    started = datetime.fromisoformat(timing["started_at"])
+    completed = started + timedelta(seconds=timing["benchmark_elapsed_seconds"])
+    timing["completed_at"] = f"{completed.replace(tzinfo=None).isoformat(timespec='microseconds')}Z"
+    for rank, each in enumerate((first, second)):
+        each["dp"] = {"rank": rank, "size": 2}
+        each["iteration_groups"] = groups
+        each["timing"]["measured_iteration_seconds"] = sum(group["wall_time"] for group in groups)
+        each["synchronization"] = {"enabled": True, "coordinator_rank": 0, "port": 20382}
+        each["engine"]["parallel"] |= {"data_parallel_size": 2, "data_parallel_rank": rank}
+        each["engine"]["parallel"]["enable_expert_parallel"] = True
+    return [first, second]
+
+
+def _second_rank(row: dict[str, Any], document: dict[str, Any]) -> None:
+    (value,) = row["fpms"]
+    measurement = value.get("benchmark_measurement", {"raw_fpms": []})
+    for one in (value, *measurement["raw_fpms"]):
+        one["dp_rank"] = 1
+        one["wall_time"] *= 1.1
+    if "benchmark_measurement" not in value:
+        return
+    measurement["dp_rank"] = 1
+    end = 0.0
+    for raw in measurement["raw_fpms"]:
+        timing = raw["benchmark_sample"]["timing"]
+        start = end if timing["basis"] == "inter_output" else 1.1 * timing["start_monotonic"]
+        end = start + raw["wall_time"]
+        timing.update(start_monotonic=start, end_monotonic=end)
+    prompts = measurement["prompts"]
+    lengths = [request["num_tokens"] for request in prompts["requests"]]
+    salts = {
+        "not_applicable": f"prefill:{_digest(lengths)}",
+        "fake_prefix": f"point:{measurement['point_key']}:fake_prefix",
+    }
+    if row["kv_seed_regime"] in salts:
+        for request in prompts["requests"]:
+            source = random.Random(f"content-v1:0:dp1:{salts[row['kv_seed_regime']]}:slot{request['slot']}")
+            ids = source.choices(range(1, document["synthetic_prompts"]["vocab_size"]), k=request["num_tokens"])
+            request["sha256"] = hashlib.sha256(struct.pack(f"<{len(ids)}I", *ids)).hexdigest()
+        prompts["sha256"] = _digest(prompts["requests"])
+
+
+def _digest(value: object) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 def cell_of(document: dict[str, Any], **change: Any) -> FrozenCell:

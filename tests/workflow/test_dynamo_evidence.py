@@ -1,18 +1,15 @@
 """The evidence of cells that Dynamo measured: nothing against real artifacts, and a line for whatever is changed."""
 
-import copy
 import hashlib
 import json
-import random
 import re
-import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from native_samples import ONE_PHASE, cell_of, one_phase, sample
+from native_samples import ONE_PHASE, TWO_RANKS, cell_of, one_phase, sample, two_ranks
 
 from schemas.native import RankArtifact
 from schemas.plan import FrozenCell
@@ -936,40 +933,15 @@ def digest_of(value: object) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
-def two_ranks(document: Document) -> tuple[FrozenCell, list[Document]]:
-    """A prefill sample as the two data-parallel ranks of one run: rank 1 has prompts of its own."""
-    cell = cell_of(document, topology={"dp": 2, "moe_ep": 2}, parallel_strategy="dep")
-    ranks = [document, copy.deepcopy(document)]
-    ranks[1]["config"]["output_path"] = document["config"]["output_path"].replace(".json", "_dp1.json")
-    for rank, each in enumerate(ranks):
-        each["dp"] = {"rank": rank, "size": 2}
-        each["synchronization"] = {"enabled": True, "coordinator_rank": 0, "port": 20382}
-        each["engine"]["parallel"] |= {
-            "data_parallel_size": 2,
-            "data_parallel_rank": rank,
-            "enable_expert_parallel": True,
-        }
-    for row in ranks[1]["results"]:
-        value = row["fpms"][0]
-        point, prompts = row["point"], value["benchmark_measurement"]["prompts"]
-        lengths = [request["num_tokens"] for request in prompts["requests"]]
-        salt = f"prefill:{digest_of(lengths)}"
-        if point["total_kv_read_tokens"]:
-            salt = f"point:{value['benchmark_measurement']['point_key']}:fake_prefix"
-        for request in prompts["requests"]:
-            source = random.Random(f"content-v1:0:dp1:{salt}:slot{request['slot']}")
-            ids = source.choices(range(1, document["synthetic_prompts"]["vocab_size"]), k=request["num_tokens"])
-            request["sha256"] = hashlib.sha256(struct.pack(f"<{len(ids)}I", *ids)).hexdigest()
-        prompts["sha256"] = digest_of(prompts["requests"])
-        for one in (value, value["benchmark_measurement"], *value["benchmark_measurement"]["raw_fpms"]):
-            one["dp_rank"] = 1
-    return cell, ranks
-
-
-def test_two_ranks_are_judged_each_by_its_own():
-    cell, ranks = two_ranks(document_of(FAKE))
-    assert list(failures(cell, artifacts_of(*ranks))) == []
-    assert list(gaps(cell, artifacts_of(*ranks))) == []
+@pytest.mark.parametrize("name", [FAKE, ROWS, NATIVE, MOE, "d161_moe_realkv_agg/decode"])
+def test_two_ranks_are_judged_each_by_its_own(name: str):
+    ranks = two_ranks(document_of(name))
+    cell, found = cell_of(ranks[0], **TWO_RANKS), artifacts_of(*ranks)
+    files = [Path("benchmark.json"), Path("benchmark_dp1.json")]
+    assert list(findings(Ranks(files, [json.dumps(rank).encode() for rank in ranks]))) == []
+    assert list(failures(cell, found)) == []
+    expected = [gap for rank in (0, 1) for gap in GAPS[name] if not (rank and "grid_digest" in gap)]
+    assert [gap.removeprefix("rank 0 ").removeprefix("rank 1 ") for gap in gaps(cell, found)] == expected
 
 
 @pytest.mark.parametrize(
@@ -995,7 +967,8 @@ def test_two_ranks_are_judged_each_by_its_own():
     ],
 )
 def test_the_second_rank_is_judged_too(change: Callable[[Document], Any], line: str):
-    cell, ranks = two_ranks(document_of(FAKE))
+    ranks = two_ranks(document_of(FAKE))
+    cell = cell_of(ranks[0], **TWO_RANKS)
     change(ranks[1])
     found = list(failures(cell, artifacts_of(*ranks)))
     assert any(line in each for each in found), found
