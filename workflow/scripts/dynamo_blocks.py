@@ -357,7 +357,7 @@ def read_block(cls: type[T], value: Any, field: str) -> T | str:
     try:
         return msgspec.convert(value, type=cls)
     except msgspec.ValidationError as error:
-        return f"{field}: expected a {cls.__name__}, found: {error}"
+        return f"{field}: expected {cls.__name__}, found: {error}"
 
 
 def read_blocks(artifact: RankArtifact) -> Blocks | list[str]:

@@ -110,7 +110,8 @@ def counter_failures(where: str, artifact: RankArtifact, blocks: Blocks, kvwarm:
         # Without real KV all points are of one kind; with it a replica may be of another kind than every row.
         most = least + most_replicas if least or kvwarm.warm_eligible else 0
         if not least <= found <= most:
-            yield f"{where}kvwarm.{name}: expected {least}..{most}, found {found}"
+            expected = f"{least}..{most}" if most else 0
+            yield f"{where}kvwarm.{name}: expected {expected}, found {found}"
     points, total = len(artifact.results), sum(found for _, found in rows.values())
     if not points + least_replicas <= total <= points + most_replicas:
         expected = f"{points} points and {least_replicas}..{most_replicas} replicas"

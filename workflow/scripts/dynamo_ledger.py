@@ -100,7 +100,7 @@ def ledger_failures(
         elif record.kind == "eager_shape":
             yield from eager_failures(name, record, ledger, blocks, len(artifact.results), hash_block_size)
         else:
-            yield from prefix_failures(name, record, ledger, artifact.results, shapes, hash_block_size)
+            yield from prefix_failures(name, record, blocks, artifact.results, shapes, hash_block_size)
     yield from replica_failures(where, artifact.results, eager_points(ledger))
     yield from order_failures(where, ledger.records)
     yield from reference_failures(where, artifact.results, ledger.records)
@@ -140,6 +140,7 @@ def status_failures(where: str, record: WarmupRecord) -> Iterator[str]:
 def steps_failures(
     where: str, record: WarmupRecord, first: ScheduledRequests | None, last: ScheduledRequests | None
 ) -> Iterator[str]:
+    """First and last step of a record against what its shape asks for."""
     for name, expected, found in (
         ("first", first, record.first_scheduled_requests),
         ("last", last, record.last_scheduled_requests),
@@ -149,6 +150,7 @@ def steps_failures(
 
 
 def before_failures(where: str, record: WarmupRecord, expected: int) -> Iterator[str]:
+    """Warm-ups of a replica come before every point, those of a point before it."""
     if record.completed_points_before != expected:
         yield f"{where} completed_points_before: expected {expected}, found {record.completed_points_before}"
 
@@ -187,13 +189,10 @@ def eager_failures(
     found = (point.expected_cudagraph_mode, point.expected_capture_size, point.padding_tokens, point.sample_reasons)
     if found != eager:
         yield f"{where} requested_shape: expected an eager_warmup without a graph, found {found}"
-    if not 1 <= point.batch_size <= blocks.limits.max_num_running_reqs:
-        expected = f"1..{blocks.limits.max_num_running_reqs}"
-        yield f"{where} requested_shape.batch_size: expected {expected}, found {point.batch_size}"
-        return
-    shape = record_shape(point, hash_block_size)
+    shape = replica_shape_of(point, blocks, hash_block_size)
     if shape is None:
-        yield f"{where} requested_shape: expected totals that {point.batch_size} requests add up to, found others"
+        most = blocks.limits.max_num_running_reqs
+        yield f"{where} requested_shape: expected totals of 1..{most} requests, found other ones of {point.batch_size}"
         return
     if record.status != "completed":
         return
@@ -214,8 +213,10 @@ def eager_failures(
     yield from steps_failures(where, record, first, shape.first)
 
 
-def record_shape(point: NativePoint, hash_block_size: int) -> Shape | None:
+def replica_shape_of(point: NativePoint, blocks: Blocks, hash_block_size: int) -> Shape | None:
     """A replica's requests; a decode total below two tokens a request is measured at two (3.3)."""
+    if not 1 <= point.batch_size <= blocks.limits.max_num_running_reqs:
+        return None
     if point.point_type == "decode" and point.batch_size <= point.total_kv_read_tokens < 2 * point.batch_size:
         point = msgspec.structs.replace(point, total_kv_read_tokens=2 * point.batch_size)
     try:
@@ -227,7 +228,7 @@ def record_shape(point: NativePoint, hash_block_size: int) -> Shape | None:
 def prefix_failures(
     where: str,
     record: WarmupRecord,
-    ledger: Ledger,
+    blocks: Blocks,
     rows: Sequence[Row],
     shapes: Sequence[Shape],
     hash_block_size: int,
@@ -243,9 +244,9 @@ def prefix_failures(
         row, shape = rows[point.benchmark_id - 1], shapes[point.benchmark_id - 1]
         expected, before = row.point, point.benchmark_id - 1
     else:
-        named = [replica for replica in eager_points(ledger) if replica.benchmark_id == point.benchmark_id]
-        bounded = bool(named) and 1 <= named[0].batch_size <= len(named[0].rows or []) + named[0].total_prefill_tokens
-        replica_shape = record_shape(named[0], hash_block_size) if bounded else None
+        replicas_run = eager_points(blocks.ledger) if blocks.ledger else []
+        named = [replica for replica in replicas_run if replica.benchmark_id == point.benchmark_id]
+        replica_shape = replica_shape_of(named[0], blocks, hash_block_size) if named else None
         if replica_shape is None:
             yield f"{where} requested_shape.point: expected a point or a replica, found id {point.benchmark_id}"
             return
