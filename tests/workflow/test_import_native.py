@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from native_samples import FIXTURES, ONE_PHASE, cell_of, sample
+from native_samples import FIXTURES, ONE_PHASE, TWO_RANKS, cell_of, one_phase, sample, two_ranks
 
 from schemas.canonical import sha256
 from schemas.errors import Refusal
@@ -29,32 +29,6 @@ def artifacts(tmp_path: Path) -> Path:
 def put(folder: Path, name: str, document: dict[str, Any]) -> Path:
     (folder / name).write_text(json.dumps(document))
     return folder / name
-
-
-def two_ranks(name: str) -> list[dict[str, Any]]:
-    """A sample as two data-parallel ranks of one run would have left it; the second is a tenth slower."""
-    first, second = sample(name), copy.deepcopy(sample(name))
-    groups = []
-    for one, two in zip(first["results"], second["results"], strict=True):
-        (slower,) = two["fpms"]
-        slower["dp_rank"] = 1
-        for fpm in (slower, *slower.get("benchmark_measurement", {}).get("raw_fpms", ())):
-            fpm["dp_rank"] = 1
-            fpm["wall_time"] *= 1.1
-            if "benchmark_sample" in fpm:
-                fpm["benchmark_sample"]["timing"]["start_monotonic"] = None
-        if "benchmark_measurement" in slower:
-            slower["benchmark_measurement"]["dp_rank"] = 1
-        ranks = [{"dp_rank": 0, "fpms": one["fpms"]}, {"dp_rank": 1, "fpms": two["fpms"]}]
-        group = {"benchmark_id": one["point"]["benchmark_id"], "point": one["point"], "expected_dp_ranks": [0, 1]}
-        groups.append(group | {"complete": True, "wall_time": slower["wall_time"], "rank_results": ranks})
-    for rank, document in enumerate((first, second)):
-        document["dp"] = {"rank": rank, "size": 2}
-        document["iteration_groups"] = groups
-        document["timing"]["measured_iteration_seconds"] = sum(group["wall_time"] for group in groups)
-        document["synchronization"] = {"enabled": True, "coordinator_rank": 0, "port": 20382}
-        document["engine"]["parallel"] |= {"data_parallel_size": 2, "data_parallel_rank": rank}
-    return [first, second]
 
 
 @pytest.mark.parametrize(
@@ -104,29 +78,30 @@ def test_an_artifact_becomes_a_cell(name: str, artifacts: Path, tmp_path: Path):
     assert {group.benchmark_id: group.wall_time for group in merged.iteration_groups} == walls
 
 
-@pytest.mark.parametrize("name", ["d161_dense_decode_median", "d17_moe_swa_native_decode"])
-def test_the_ranks_of_one_run_are_put_in_order(name: str, artifacts: Path, tmp_path: Path):
-    documents = two_ranks(name)
+@pytest.mark.parametrize(
+    "document", [one_phase("d161_moe_realkv_agg", "decode"), sample("d17_moe_swa_native_decode")], ids=["1.6.1", "1.7"]
+)
+def test_the_ranks_of_one_run_are_put_in_order(document: dict[str, Any], artifacts: Path, tmp_path: Path):
+    documents = two_ranks(document)
     put(artifacts, "a.json", documents[1])
     put(artifacts, "b.json", documents[0])
     (artifacts / "compressed.json.gz").write_bytes(gzip.compress(b"{}"))
-    topology = {"tp": 1, "dp": 2, "moe_ep": 2}
-    cell = cell_of(documents[0], topology=topology, parallel_strategy="dep")
+    cell = cell_of(documents[0], **TWO_RANKS)
     receipt = import_cell(cell, artifacts, tmp_path / cell.name)
     assert receipt.sources == ["b.json", "a.json"]
     assert receipt.beside == {"compressed.json.gz": "JSON that is no artifact"}
     files = [tmp_path / cell.name / rank_file(rank) for rank in (0, 1)]
     merged = merge_files(cell, tmp_path / cell.name / "receipt.json", files)
     assert [row.point.dp_rank for row in merged.results] == [0, 1] * len(documents[0]["results"])
-    slower = [1.1 * row["fpms"][0]["wall_time"] for row in sample(name)["results"]]
+    slower = [1.1 * row["fpms"][0]["wall_time"] for row in document["results"]]
     assert [group.wall_time for group in merged.iteration_groups] == slower
     assert merged.coverage.completed_points == 2 * len(slower)
 
 
 def test_a_lost_rank_file_comes_back_as_it_was_imported(artifacts: Path, tmp_path: Path, monkeypatch):
-    for document in two_ranks("d17_moe_swa_native_decode"):
+    for document in two_ranks(sample("d17_moe_swa_native_decode")):
         put(artifacts, f"{document['dp']['rank']}.json", document)
-    cell = cell_of(document, topology={"tp": 1, "dp": 2, "moe_ep": 2}, parallel_strategy="dep")
+    cell = cell_of(document, **TWO_RANKS)
     import_cell(cell, artifacts, tmp_path / cell.name)
     lost = tmp_path / cell.name / "benchmark_dp1.json"
     before = lost.read_bytes()
@@ -165,7 +140,7 @@ def changed(change) -> dict[str, Any]:
         ([sample("d17_rows_v3_realseed_prefill")], "found 0.json: a rank artifact of mode prefill (complete)"),
         ([sample(NAME), changed(lambda d: d.update(run_id="f" * 32))], "one run of mode decode, found 0.json of run "),
         ([sample(NAME), sample(NAME)], "artifacts: dp.rank: expected [0], found [0, 0]"),
-        (two_ranks(NAME), "artifacts: dp.rank: expected [0], found [0, 1]"),
+        (two_ranks(sample(NAME)), "artifacts: dp.rank: expected [0], found [0, 1]"),
         ([changed(lambda d: d.update(valid=False))], "valid: expected True, found False"),
         ([changed(lambda d: d["limits"].update(block_size=True))], "Expected `int`, got `bool`"),
         ([changed(lambda d: d["limits"].update(block_size=2**53 + 1))], "Expected `int` <= 9007199254740992"),

@@ -14,6 +14,8 @@ from schemas.native import NativePoint, RankArtifact
 from schemas.plan import FrozenCell
 from schemas.points import DecodePoint, Point, partition_block, rows_block
 
+import dynamo_evidence
+
 Coordinate = tuple[str, int, int, int, str]
 """Phase, requests, new tokens, tokens read, and the digest of how the totals are split."""
 
@@ -57,6 +59,7 @@ def check_imported(cell: FrozenCell, artifacts: Sequence[RankArtifact], folder: 
     if contract != DYNAMO:
         yield f"contract: expected {DYNAMO.name}, found {contract.name}: imported artifacts prove no other"
     yield from check_coverage(cell, artifacts[0])
+    yield from dynamo_evidence.failures(cell, artifacts)
 
 
 def check_copies(cell: FrozenCell, folder: Path) -> Iterator[str]:
@@ -69,4 +72,4 @@ def check_copies(cell: FrozenCell, folder: Path) -> Iterator[str]:
 
 def gaps_of_imported(cell: FrozenCell, artifacts: Sequence[RankArtifact]) -> Iterator[str]:
     """What the artifacts do not establish; reported, never a reason to refuse."""
-    yield from ()
+    yield from dynamo_evidence.gaps(cell, artifacts)
