@@ -209,6 +209,7 @@ def test_a_condition_says_what_it_expected_and_what_it_found():
     assert unmet(evidence(**engine("versions.vllm", "0.33.0"))) == [
         "rank 0 engine.versions.vllm: expected 0.32.0, found 0.33.0"
     ]
+    assert unmet(evidence(parallel_strategy="tep")) == ["parallel_strategy: expected single or tp, found tep"]
 
 
 @pytest.mark.parametrize("key", EXPERT_KEYS)

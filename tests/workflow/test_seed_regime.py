@@ -172,6 +172,10 @@ def test_a_regime_belongs_to_its_phase(regime: str):
     assert wrong in regime_conflicts(case._replace(phase=other))
 
 
+def test_of_a_regime_that_nobody_knows_nothing_else_is_asked():
+    assert list(regime_conflicts(decode(NONE, WARM, "something new"))) == []
+
+
 def test_a_fake_prefix_has_tokens_that_are_read():
     assert list(regime_conflicts(prefill(0, FAKE_PREFIX, "fake_prefix"))) == [
         "kv_seed_regime fake_prefix: expected a row that reads a prefix, found 0 tokens read"

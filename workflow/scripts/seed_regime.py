@@ -110,15 +110,10 @@ FORMAL_RULES = (
     Rule("recurrent state of random numbers", lambda case: case.native_regime in RANDOM_KDA, "fake_fallback"),
     Rule("stamped as real", lambda case: case.real_stamp, "real_kv"),
     Rule("dense skip, shown", lambda case: case.native_dense_skip and case.dense_policy, DENSE_LABEL),
-    Rule("dense skip, not shown", lambda case: case.native_dense_skip, "fake_fallback"),
     Rule("stamped as fallback, dense skip shown", lambda case: case.fallback_stamp and case.dense_policy, DENSE_LABEL),
     Rule("stamped as fallback", lambda case: case.fallback_stamp, "fake_fallback"),
     Rule("the whole configuration was skipped", lambda case: case.skip_reason is not None, "fake_fallback"),
-    Rule(
-        "the row was skipped, for a reason that its configuration does not give",
-        lambda case: (case.native_regime or "").startswith(SKIP),
-        "fake_fallback",
-    ),
+    Rule("the row was skipped", lambda case: (case.native_regime or "").startswith(SKIP), "fake_fallback"),
     Rule("nothing is known of it", lambda case: True, "legacy"),
 )
 """The labels of a published row; the first match wins.
@@ -144,9 +139,9 @@ def stamp_conflict(native_regime: str | None, sample_reasons: Collection[str]) -
 
 def regime_conflicts(case: Case) -> Iterator[str]:
     """Where a row's native regime contradicts its phase, its tokens or the `kvwarm` block of its artifact."""
-    name, block = case.native_regime, case.kvwarm
-    native = None if name is None else known_regime(name)
-    if name is None or native is None:
+    name, block = case.native_regime or "", case.kvwarm
+    native = known_regime(name)
+    if native is None:
         return
     if native.phase != case.phase:
         yield f"kv_seed_regime {name}: expected a {native.phase} row, found {case.phase}"
