@@ -1,6 +1,7 @@
 """The classification of real artifacts' rows, and of what is made of them: twelve dense points in both formats."""
 
 import itertools
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,12 +9,15 @@ from typing import Any
 import msgspec
 import pytest
 from cells import GLM_IDENTITY
+from conftest import ROOT
 from native_samples import cell_of, one_phase, sample
 from test_native_samples import ranks_of
 
 from schemas.canonical import digest
 from schemas.merged import MergedArtifact
+from schemas.model_config import read_model_config
 
+from dense_policy import read_config
 from merge_ranks import findings, merge
 from rank_checks import check_rows
 from seed_regime import Classification, classify
@@ -54,6 +58,18 @@ def test_twelve_of_twelve_qualified_points_in_both_formats(name: str, tmp_path: 
     merged, document = twelve(name, tmp_path)
     assert {row.kv_seed_regime for row in merged.results} == {FORMATS[name]}
     assert classified(merged, document) == Classification([DENSE] * 12, [], [])
+
+
+@pytest.mark.parametrize("release", ["1.6.1", "1.7"])
+def test_dynamos_own_run_of_the_demos_dense_model(release: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Artifacts and config as they are: Dynamo names the model by the folder that it ran in."""
+    monkeypatch.chdir(ROOT)
+    document = json.loads((ROOT / "tests/fixtures/dynamo" / release / "decode.json").read_text())
+    model = "config/models/qwen3-tiny"
+    config_sha256 = read_model_config(Path(model)).sha256
+    cell = cell_of(document, model_config_sha256=config_sha256).model_copy(update={"model": model})
+    merged = merge(ranks_of(tmp_path, document), "")
+    assert classify(cell, merged, [document["engine"]], read_config(cell)) == Classification([DENSE] * 4, [], [])
 
 
 @pytest.mark.parametrize("name", FORMATS)

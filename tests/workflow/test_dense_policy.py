@@ -119,6 +119,7 @@ PARALLEL = [
     ("enable_expert_parallel", MISSING),
 ]
 
+OTHER_MODELS = ("/elsewhere", "llama", "models/llama", "/config/models/other/llama", "", None, MISSING)
 BROKEN: list[tuple[str, dict[str, Any]]] = [
     ("phase", {"phase": "prefill"}),
     ("kvwarm", {"kvwarm": None}),
@@ -136,7 +137,7 @@ BROKEN: list[tuple[str, dict[str, Any]]] = [
     ("engines", {"engines": [ENGINE, ENGINE]}),
     ("rank 0 engine", {"engines": [None]}),
     ("rank 0 engine.capture_error", engine("capture_error", "'NoneType' object has no attribute 'groups'")),
-    *(("rank 0 engine.model.model", engine("model.model", value)) for value in ("/elsewhere", None, MISSING)),
+    *(("rank 0 engine.model.model", engine("model.model", value)) for value in OTHER_MODELS),
     *(("rank 0 engine.model.model_type", engine("model.model_type", value)) for value in ("qwen3", None, MISSING)),
     ("rank 0 engine.model.model_type", {"config": changed(CONFIG, "model_type", MISSING)}),
     *(
@@ -180,6 +181,17 @@ def test_the_policy_holds_where_every_condition_does():
 def test_the_policy_holds_on_one_gpu():
     one = changed(ENGINE, "parallel.tensor_parallel_size", 1)
     assert unmet(evidence(parallel_strategy="single", topology={"tp": 1}, engines=[one])) == []
+
+
+@pytest.mark.parametrize("path", ["/srv/campaign/config/models/llama", "./config/models/llama"])
+def test_a_relative_model_may_have_been_launched_from_another_folder(path: str):
+    assert unmet(evidence(**engine("model.model", path))) == []
+
+
+def test_an_absolute_model_is_nowhere_else():
+    cell = evidence().cell.model_copy(update={"model": "/srv/llama"})
+    for path, lines in (("/srv/llama", 0), ("/mnt/srv/llama", 1)):
+        assert len(unmet(evidence(**engine("model.model", path))._replace(cell=cell))) == lines
 
 
 def test_the_policy_holds_for_a_uniform_group_of_full_attention():

@@ -63,6 +63,7 @@ def published(root: Path, rows: list[dict[str, Any]], classification: SeedClassi
     """A systems root with the pair of `rows`, of Dynamo's own measurement policy; the pair's folder."""
     parquet = parquet_bytes(rows)
     sidecar = Sidecar(
+        measurement_policy="dynamo_native_single_sample_v1",
         warmup_repeats=0,
         measurement_repeats=1,
         system="cpu-2core",
@@ -81,8 +82,7 @@ def published(root: Path, rows: list[dict[str, Any]], classification: SeedClassi
     pair = root / "data" / "cpu-2core" / "vllm" / "0.32.0"
     pair.mkdir(parents=True)
     (pair / PARQUET).write_bytes(parquet)
-    single = {"measurement_policy": "dynamo_native_single_sample_v1"}
-    (pair / SIDECAR).write_text(json.dumps(json.loads(canonical_bytes(sidecar)) | single))
+    (pair / SIDECAR).write_bytes(canonical_bytes(sidecar))
     system = yaml.safe_load((ROOT / "config" / "systems" / "cpu-2core.yaml").read_text())
     facts = {"data_dir": "data/cpu-2core"} | {key: system[key] for key in ("gpu", "node", "misc")}
     facts["misc"]["nccl_mem"] = {int(gpus): size for gpus, size in facts["misc"]["nccl_mem"].items()}
@@ -92,6 +92,7 @@ def published(root: Path, rows: list[dict[str, Any]], classification: SeedClassi
 
 def judged(pair: Path) -> subprocess.CompletedProcess[str]:
     """What the consumers' own validator says of the classification."""
+    assert CONSUMER.exists(), "the consumer's environment is missing: make consumer"
     command = [str(CONSUMER), str(ROOT / "tests" / "consumer_classification.py"), str(pair)]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
 

@@ -5,7 +5,7 @@ model up. That it did not is no evidence by itself: cell, model config and every
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 from schemas.canonical import digest, is_file, read_json
@@ -130,10 +130,11 @@ def _of_engine(
         return
     model, versions, parallel = (part(engine, name) for name in ("model", "versions", "parallel"))
     yield equal(".capture_error", None, engine.get("capture_error"))
-    yield equal(".model.model", cell.model, model.get("model", ABSENT))
+    named = model.get("model", ABSENT)
+    yield Condition(".model.model", f"{cell.model}, or it in another folder", named, same_model(cell.model, named))
     for field in ("model_type", "architectures"):
-        named = None if config is None else config.get(field)
-        yield equal(f".model.{field}", named or "that of the model config", model.get(field, ABSENT))
+        declared = None if config is None else config.get(field)
+        yield equal(f".model.{field}", declared or "that of the model config", model.get(field, ABSENT))
     yield equal(".versions.vllm", cell.identity.runtime_backend_version, versions.get("vllm", ABSENT))
     for field, expected in (
         ("tensor_parallel_size", cell.identity.topology.tp),
@@ -146,6 +147,14 @@ def _of_engine(
     ):
         yield equal(f".parallel.{field}", expected, parallel.get(field, ABSENT))
     yield from _of_specs(".kv_cache.groups", part(engine, "kv_cache").get("groups"), uniform=True)
+
+
+def same_model(planned: str, found: object) -> bool:
+    """Whether an engine's model is the plan's: its path, or a relative one below the folder that the launch ran in."""
+    if not isinstance(found, str):
+        return False
+    ours, theirs = PurePosixPath(planned), PurePosixPath(found)
+    return ours == theirs or (not ours.is_absolute() and theirs.parts[-len(ours.parts) :] == ours.parts)
 
 
 def _of_specs(name: str, specs: object, uniform: bool) -> Iterator[Condition]:
