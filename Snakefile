@@ -19,6 +19,7 @@ localrules:
     all,
     plan,
     smoke,
+    repeatability,
 
 
 # Everything: the published table, finalized, and the report.
@@ -46,6 +47,21 @@ rule smoke:
         CAMPAIGN.request_file,
         CAMPAIGN.profile_files,
         after_import("smoke", "readiness.json", "ready", of_cells=CELL_FILES),
+
+
+# Every cell again, as often as the policy says and each time in an engine of its own: do the values come out again?
+rule repeatability:
+    input:
+        CAMPAIGN.request_file,
+        CAMPAIGN.profile_files,
+        policy=CAMPAIGN.policy_file,
+        verdict=after_import("formal", "repeatability.json"),
+        cells=after_import("formal", of_cells=CELL_FILES, repeated=True),
+    log:
+        f"{ROOT}/logs/repeatability.log",
+    shell:
+        "python workflow/scripts/require_repeatable.py --verdict {input.verdict} --policy {input.policy:q}"
+        " 2>&1 | tee {log} >&2"
 
 
 onsuccess:

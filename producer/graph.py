@@ -10,11 +10,20 @@ from typing import Any, Literal
 import msgspec
 
 from producer.nodes import slurm_tasks
-from producer.planning import AcceptedProfile, PlannedCampaign, freeze_deployment, plan_campaign
+from producer.planning import AcceptedProfile, PlannedCampaign, bounded, freeze_deployment, plan_campaign
 from producer.resolving import import_digest, profile_digest, read_campaign, resolve
 from schemas.canonical import SHORT, canonical_bytes, digest, file_digest, is_file, parse, read_bytes, sha256, short
 from schemas.errors import Refusal
-from schemas.layout import RESULTS, SCOPE_PREFIX, Layout, campaign_file, pair_folder, rank_file, scope_of
+from schemas.layout import (
+    RESULTS,
+    SCOPE_PREFIX,
+    Layout,
+    campaign_file,
+    max_points_of,
+    pair_folder,
+    rank_file,
+    scope_of,
+)
 from schemas.plan import FrozenCell, Scope, deployment_of
 from schemas.profile import Profile
 from schemas.request import Campaign, Request
@@ -63,21 +72,25 @@ def summary_of_campaign(campaign: Campaign, request: Request) -> CampaignSummary
     )
 
 
-def summary_of_plan(planned: PlannedCampaign) -> PlanSummary:
+def summary_of_cell(cell: FrozenCell) -> CellSummary:
+    points = cell.points.points()
+    return CellSummary(
+        name=cell.name,
+        deployment=cell.deployment,
+        phase=cell.identity.phase,
+        points=len(points),
+        axes=axes_of(cell.identity.phase, points),
+        identity=msgspec.Raw(canonical_bytes(cell.identity)),
+    )
+
+
+def summary_of_plan(planned: PlannedCampaign, max_points: int | None = None) -> PlanSummary:
+    """A plan, or with `max_points` the plan with its cells bounded to so many points."""
+    cells = [planned.cells[entry.name] for entry in planned.plan.cells]
     return PlanSummary(
         digest=planned.digest,
         profiles={name: deployment.profile_sha256 for name, deployment in planned.plan.deployments.items()},
-        cells=[
-            CellSummary(
-                name=entry.name,
-                deployment=entry.deployment,
-                phase=entry.phase,
-                points=entry.points,
-                axes=axes_of(entry.phase, planned.cells[entry.name].points.points()),
-                identity=msgspec.Raw(canonical_bytes(planned.cells[entry.name].identity)),
-            )
-            for entry in planned.plan.cells
-        ],
+        cells=[summary_of_cell(cell if max_points is None else bounded(cell, max_points)) for cell in cells],
     )
 
 
@@ -108,8 +121,15 @@ class CampaignFiles:
     def summary(self) -> CampaignSummary:
         raise NotImplementedError
 
-    def plan_summary(self, scope: Scope) -> PlanSummary:
+    def plan_summary(self, scope: Scope, max_points: int | None = None) -> PlanSummary:
         raise NotImplementedError
+
+    def cells_below(self, prefix: str) -> list[CellSummary]:
+        """The cells that lie below a path's prefix. What is imported is not measured, so no repeat has it."""
+        cells = self.plan_summary(scope_of(prefix), max_points_of(prefix)).cells
+        if prefix in SCOPE_PREFIX.values():
+            return cells
+        return [cell for cell in cells if self.summary.deployments[cell.deployment].artifacts is None]
 
     @cached_property
     def request_file(self) -> str:
@@ -203,11 +223,10 @@ class CampaignFiles:
         """The point list and the accepted profile of every deployment, below a plan's folder."""
         return [f"{prefix}/{kind}/{name}.json" for kind in ("points", "profiles") for name in self.deployments]
 
-    def of_cells(self, scope: str, *names: str) -> list[str]:
-        """One or more files of every cell of a scope's plan; `scope` is the path's prefix, "" or "smoke/"."""
-        which = scope_of(scope)
-        folder = str(self.layout.cells(which))
-        return [f"{folder}/{cell.name}/{name}" for cell in self.plan_summary(which).cells for name in names]
+    def of_cells(self, prefix: str, *names: str) -> list[str]:
+        """One or more files of every cell below a path's prefix: "", "smoke/" or a repeat's."""
+        folder = str(self.layout.cells(prefix))
+        return [f"{folder}/{cell.name}/{name}" for cell in self.cells_below(prefix) for name in names]
 
     @property
     def rank_files(self) -> str | Callable[[Any], list[str]]:
@@ -276,14 +295,14 @@ class CampaignGraph(CampaignFiles):
             self._planned[key] = plan_campaign(self.request, profiles, scope, str(self.file))
         return self._planned[key]
 
-    def plan_summary(self, scope: Scope) -> PlanSummary:
-        return summary_of_plan(self.planned(scope))
+    def plan_summary(self, scope: Scope, max_points: int | None = None) -> PlanSummary:
+        return summary_of_plan(self.planned(scope), max_points)
 
     def plan_folder(self, scope: Scope) -> Path:
         return self.layout.plan(scope, self.planned(scope).digest)
 
-    def frozen_cell(self, scope: Scope, name: str) -> FrozenCell:
-        """One cell of the plan, without planning the others.
+    def frozen_cell(self, prefix: str, name: str) -> FrozenCell:
+        """One cell below a path's prefix, without planning the others.
 
         Raises:
             Refusal: the campaign has no such cell, or none of its deployment on an accepted profile.
@@ -293,7 +312,9 @@ class CampaignGraph(CampaignFiles):
             raise Refusal("deployment of the cell", f"one of {', '.join(self.deployments)}", name, self.file)
         self.require_accepted(deployment)
         profile = read_profile(self.profile_file(deployment))
-        cells = freeze_deployment(self.request, deployment, profile, scope, str(self.file)).cells
+        cells = freeze_deployment(self.request, deployment, profile, scope_of(prefix), str(self.file)).cells
+        if (max_points := max_points_of(prefix)) is not None:
+            cells = [bounded(cell, max_points) for cell in cells]
         for cell in cells:
             if cell.name == name:
                 return cell

@@ -5,6 +5,7 @@ from typing import NamedTuple
 from producer import grids
 from producer.admission import Admitted, admit, align_rule_of, drop_rule
 from producer.contracts import CONTRACTS, DYNAMO, GLM53FLASH
+from producer.grids.axes import sampled
 from producer.partition import request_shapes
 from producer.resolving import launch_of, profile_digest
 from producer.session import DECODE_MAX_TOKENS, expected_chunks
@@ -189,6 +190,20 @@ def freeze_cells(
             )
         )
     return cells
+
+
+def bounded(cell: FrozenCell, max_points: int) -> FrozenCell:
+    """The cell with at most `max_points` (2 or more) of its points, spread over its list with both ends.
+
+    It is another cell, since it comes to a point after fewer others; the cell itself when it has no more points.
+    """
+    points = PointManifest(
+        schema_version=cell.points.schema_version,
+        prefill=sampled(cell.points.prefill, max_points),
+        decode=sampled(cell.points.decode, max_points),
+    )
+    identity = cell.identity.model_copy(update={"points_sha256": digest(points)})
+    return cell.model_copy(update={"identity": identity, "points": points})
 
 
 class FrozenDeployment(NamedTuple):

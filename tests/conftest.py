@@ -45,7 +45,7 @@ class Workspace:
         totals = [line for line in lines if line["event"] == "totals"][-1]
         jobs = [Job(line["rule"], ", ".join(line["output"])) for line in lines if line["event"] == "job"]
         assert len(jobs) == totals["total"], "the dry run was not read whole"
-        return [job for job in jobs if job.rule not in ("all", "plan", "smoke")]
+        return [job for job in jobs if job.rule not in ("all", "plan", "smoke", "repeatability")]
 
     def measured_by(self, *arguments: str) -> list[str]:
         """Folder names of the probes and cells that a run would measure."""

@@ -1,10 +1,13 @@
 """The grid of ordinary models: axes that the campaign gives, or the engine's own kinds of step up to its limits."""
 
 from collections.abc import Sequence
+from typing import TypeVar
 
 from schemas.points import DecodePoint, PointManifest, PrefillPoint
 from schemas.profile import Profile
 from schemas.request import Grid
+
+T = TypeVar("T")
 
 ORIGIN = "passgrid_axes_v1"
 FIRST_NEW_TOKENS = 16
@@ -20,7 +23,7 @@ def doublings(first: int, limit: int) -> tuple[int, ...]:
     return (*values, limit)
 
 
-def sampled(values: Sequence[int], limit: int) -> tuple[int, ...]:
+def sampled(values: Sequence[T], limit: int) -> tuple[T, ...]:
     """At most `limit` of `values`, evenly, with both ends kept."""
     if len(values) <= limit:
         return tuple(values)

@@ -1,7 +1,8 @@
 # The campaign, read once, and the one function that waits for its profiles.
 from producer.parsed import ParsedCampaign
+from schemas.layout import REPEAT_PREFIX
 
-CAMPAIGN = ParsedCampaign(str(config["campaign"]))
+CAMPAIGN = ParsedCampaign(str(config["campaign"]), policy=str(config["policy"]))
 ROOT = str(CAMPAIGN.layout.root)
 CELL_FILES = (
     "benchmark.json",
@@ -16,7 +17,7 @@ resource_scopes:
 
 
 wildcard_constraints:
-    scope="(smoke/)?",
+    scope=f"(smoke/|{REPEAT_PREFIX.pattern})?",
     plan="[0-9a-f]{16}",
     probe="[0-9a-f]{16}",
     request="[0-9a-f]{16}",
@@ -26,12 +27,14 @@ wildcard_constraints:
     phase="prefill|decode",
 
 
-def after_import(scope, *names, of_cells=()):
+def after_import(scope, *names, of_cells=(), repeated=False):
     """Input function: files of the plan and its cells, as soon as every profile is there (a first run waits)."""
 
     def files(wildcards):
         if CAMPAIGN.missing_profiles:
             checkpoints.profiles.get(request=CAMPAIGN.request_name)
+        if repeated:
+            return CAMPAIGN.repeat_targets(names, of_cells)
         return CAMPAIGN.targets(scope, names, of_cells)
 
     return files

@@ -4,6 +4,7 @@ localrules:
     verify_cell,
     assess_readiness,
     require_ready,
+    assess_repeatability,
 
 
 rule merge_ranks:
@@ -65,3 +66,20 @@ rule require_ready:
         "../envs/judge.yaml"
     shell:
         "python workflow/scripts/require_ready.py --readiness {input} --output {output} 2> {log}"
+
+
+rule assess_repeatability:
+    input:
+        policy=CAMPAIGN.policy_file,
+        plan=f"{ROOT}/plan-{{plan}}/plan.json",
+        source=lambda wildcards: CAMPAIGN.of_cells("", "evidence.json", "merged.json"),
+        repeats=lambda wildcards: CAMPAIGN.of_repeats("evidence.json", "merged.json"),
+    output:
+        f"{ROOT}/plan-{{plan}}/repeatability.json",
+    log:
+        f"{ROOT}/logs/repeatability-{{plan}}.log",
+    conda:
+        "../envs/judge.yaml"
+    shell:
+        "python workflow/scripts/repeatability.py --plan {input.plan} --policy {input.policy:q}"
+        " --output {output} > {log} 2>&1"

@@ -19,9 +19,8 @@ from producer.parsed import ParsedCampaign
 from producer.recollection import MeasuredCells
 from schemas.canonical import short
 from schemas.errors import run
-from schemas.layout import SCOPE_PREFIX
-from schemas.plan import Scope
-from schemas.summary import CellSummary, DeploymentSummary
+from schemas.layout import SCOPE_PREFIX, scope_of
+from schemas.summary import DeploymentSummary
 
 from campaign_argument import add_campaign, campaign_name
 from cell_status import CellFolders, CellStatus, State, receipt_times
@@ -32,12 +31,13 @@ SQUEUE_SECONDS = 5.0
 
 QUEUED = ("PENDING", "CONFIGURING")
 COMMENT = "rule_collect_cell_wildcards_"
-"""How the Slurm executor plugin's comment of a cell's job begins; the wildcards follow (2.8.0, __init__.py:1103)."""
+"""How the Slurm executor plugin's comment of a cell's job begins; the wildcards follow (2.8.0, __init__.py:1103), scope
+and cell with `_` between them and for each `/` (utils.py:66)."""
 
 
 class CampaignStatus(msgspec.Struct, frozen=True):
     campaign: str
-    scope: Scope
+    scope: str
     plan: str | None
     probes: list[str]
     accept: list[str]
@@ -46,8 +46,9 @@ class CampaignStatus(msgspec.Struct, frozen=True):
     cells: list[CellStatus]
 
 
-def slurm_jobs(folder: Path) -> tuple[dict[str, str], dict[str, str]]:
-    """Job id -> state of this user's Slurm jobs, and cell -> id of those in `folder` that wait; empty without Slurm."""
+def slurm_jobs(folder: Path, prefix: str) -> tuple[dict[str, str], dict[str, str]]:
+    """Job id -> state of this user's Slurm jobs, and cell -> id of those in `folder` that wait for a cell below a
+    path's prefix; empty without Slurm."""
     if shutil.which(SQUEUE[0]) is None:
         return {}, {}
     try:
@@ -56,11 +57,12 @@ def slurm_jobs(folder: Path) -> tuple[dict[str, str], dict[str, str]]:
         print("Slurm does not answer: jobs are judged by their files alone", file=sys.stderr)
         return {}, {}
     jobs, queued = {}, {}
+    known = f"{COMMENT}{prefix.replace('/', '_')}_"
     for line in asked.stdout.splitlines():
         job, state, where, comment = line.split("|", 3)
         jobs[job] = state
-        if state in QUEUED and Path(where) == folder and comment.startswith(COMMENT):
-            queued[comment.rsplit("_", 1)[-1]] = job
+        if state in QUEUED and Path(where) == folder and comment.startswith(known):
+            queued[comment.removeprefix(known)] = job
     return jobs, queued
 
 
@@ -84,16 +86,17 @@ def gpu_hours_left(statuses: list[CellStatus], deployments: dict[str, Deployment
     return hours
 
 
-def campaign_status(campaign: ParsedCampaign, scope: Scope) -> CampaignStatus:
+def campaign_status(campaign: ParsedCampaign, scope: str) -> CampaignStatus:
+    prefix = SCOPE_PREFIX.get(scope, f"{scope}/")  # type: ignore[call-overload]
+    plan_scope = scope_of(prefix)
     probes = campaign.missing_profiles
     accept = [] if probes else campaign.unaccepted
     if probes or accept:
         return CampaignStatus(campaign.name, scope, None, probes, accept, {}, None, [])
-    plan, deployments = campaign.plan_summary(scope), campaign.summary.deployments
-    cells: list[CellSummary] = plan.cells
-    folder, logs = campaign.layout.cells(scope), campaign.layout.root / "logs" / SCOPE_PREFIX[scope]
-    look = CellFolders(MeasuredCells(folder), logs, *slurm_jobs(Path.cwd()))
-    statuses = [look.status(cell, deployments[cell.deployment]) for cell in cells]
+    plan, deployments = campaign.plan_summary(plan_scope), campaign.summary.deployments
+    folder, logs = campaign.layout.cells(prefix), campaign.layout.root / "logs" / prefix
+    look = CellFolders(MeasuredCells(folder), logs, *slurm_jobs(Path.cwd(), prefix))
+    statuses = [look.status(cell, deployments[cell.deployment]) for cell in campaign.cells_below(prefix)]
     counts = dict(sorted(Counter(status.state for status in statuses).items()))
     hours = gpu_hours_left(statuses, deployments, folder)
     return CampaignStatus(campaign.name, scope, short(plan.digest), [], [], counts, hours, statuses)
@@ -135,7 +138,7 @@ def print_status(found: CampaignStatus) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_campaign(parser)
-    parser.add_argument("--scope", choices=SCOPE_PREFIX, default="formal")
+    parser.add_argument("--scope", default="formal", help="formal, smoke, or a repeat: repeat1, repeat1-points12")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of lines")
     arguments = parser.parse_args()
     found = campaign_status(ParsedCampaign(campaign_name(arguments)), arguments.scope)
