@@ -248,9 +248,8 @@ def compare(reference: CellRun, candidate: CellRun) -> list[ComparedPoint]:
     for number, reference_id in enumerate(paired_ids(reference.cell, candidate.cell), 1):
         one, other = references.get(reference_id or 0), candidates.get(number)
         if one is None or other is None:
-            found: list[tuple[Result, str]] = [
-                ("unestablished", f"point: none in {'candidate' if one else 'reference'}")
-            ]
+            silent = "candidate" if one else "reference"
+            found: list[tuple[Result, str]] = [("unestablished", f"point: not in {silent}")]
         else:
             found = list(findings(POINT_FIELDS, one, other, one_cell))
         results = {result for result, _ in of_runs + found} | {"comparable"}

@@ -218,9 +218,8 @@ def judge_cell(entry: CellEntry, root: Path, policy: RepeatabilityPolicy) -> Cel
 
 
 def counts(points: Iterable[PointRepeatability]) -> dict[str, int]:
-    """How many points have which outcome, worst first."""
-    found = Counter(point.outcome for point in points)
-    return {outcome: found[outcome] for outcome in PRECEDENCE if found[outcome]}
+    """How many points have which outcome."""
+    return dict(Counter(point.outcome for point in points))
 
 
 def assess(plan_file: Path, policy_file: Path) -> Repeatability:
@@ -244,7 +243,8 @@ def verdict_lines(verdict: Repeatability) -> Iterator[str]:
     campaign = f"repeatability of plan {short(verdict.plan_sha256)}: {verdict.outcome}"
     yield f"{campaign} ({verdict.comparison_mode}, {verdict.samples} samples)"
     for cell in verdict.cells:
-        told = ", ".join(f"{count} {outcome}" for outcome, count in cell.counts.items()) or "; ".join(cell.reasons)
+        counted = [f"{cell.counts[outcome]} {outcome}" for outcome in PRECEDENCE if outcome in cell.counts]
+        told = ", ".join(counted) or "; ".join(cell.reasons)
         yield f"  {cell.name}: {cell.outcome} ({told})"
         failed = [point for point in cell.points if point.outcome != "passed"]
         for point in failed[:SHOWN_POINTS]:
