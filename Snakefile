@@ -59,6 +59,8 @@ rule repeatability:
         cells=after_import("formal", of_cells=CELL_FILES, repeated=True),
     log:
         f"{ROOT}/logs/repeatability.log",
+    conda:
+        "workflow/envs/judge.yaml"
     shell:
         "python workflow/scripts/require_repeatable.py --verdict {input.verdict} --policy {input.policy:q}"
         " 2>&1 | tee {log} >&2"

@@ -18,7 +18,7 @@ from repeats import document, measured_cell, part_of, run_of, with_walls, write_
 from producer.planning import bounded
 from schemas.canonical import read_model, write_model
 from schemas.errors import Refusal
-from schemas.plan import FrozenCell
+from schemas.plan import FrozenCell, Plan
 from schemas.points import DecodePoint, PointManifest
 from schemas.policy import CollectionPolicy, RepeatabilityPolicy, read_policy
 from schemas.repeatability import Repeatability
@@ -364,6 +364,13 @@ def test_a_source_that_is_not_there_is_incomplete(campaign: Campaign):
     verdict = campaign.verdict()
     assert (verdict.outcome, verdict.counts) == ("incomplete", {})
     assert verdict.cells[0].reasons == ("source merged.json missing",)
+
+
+def test_a_smoke_plan_is_no_source(campaign: Campaign):
+    plan = read_model(Plan, campaign.plan, "plan")
+    write_model(campaign.plan, plan.model_copy(update={"scope": "smoke"}))
+    with pytest.raises(Refusal, match="scope: expected formal"):
+        campaign.verdict()
 
 
 def test_an_imported_cell_is_not_established(tmp_path: Path):

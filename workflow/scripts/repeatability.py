@@ -15,7 +15,7 @@ from typing import NamedTuple
 from producer.contracts import DYNAMO
 from producer.planning import bounded
 from schemas.canonical import digest, read_bytes, read_model, sha256, short, write_model
-from schemas.errors import run
+from schemas.errors import Refusal, run
 from schemas.evidence import CellEvidence
 from schemas.layout import cells_folder, repeat_prefix
 from schemas.merged import MergedArtifact
@@ -225,6 +225,8 @@ def counts(points: Iterable[PointRepeatability]) -> dict[str, int]:
 def assess(plan_file: Path, policy_file: Path) -> Repeatability:
     """The verdict on the repeats that lie beside a plan; what is missing is incomplete."""
     plan, policy = read_model(Plan, plan_file, "plan"), read_policy(policy_file)
+    if plan.scope != "formal":
+        raise Refusal("scope", "formal: what is published is what is repeated", plan.scope, plan_file)
     root = cells_folder(plan_file).parent
     cells = tuple(judge_cell(entry, root, policy.repeatability) for entry in plan.cells)
     return Repeatability(
