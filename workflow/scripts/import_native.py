@@ -16,7 +16,7 @@ from producer.graph import CampaignGraph
 from schemas.canonical import read_bytes, write_atomic, write_model
 from schemas.errors import Refusal, run
 from schemas.imported import IMPORTED, ImportReceipt
-from schemas.layout import rank_file, rank_files, scope_of
+from schemas.layout import rank_file, rank_files
 from schemas.native import write_struct
 from schemas.plan import FrozenCell
 
@@ -177,7 +177,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True, help="receipt.json of the cell")
     arguments = parser.parse_args()
     graph = graph_of(arguments)
-    cell = graph.frozen_cell(scope_of(arguments.scope), arguments.cell)
+    cell = graph.frozen_cell(arguments.scope, arguments.cell)
     receipt = import_cell(cell, artifacts_folder(graph, cell), arguments.output.parent)
     print(f"{cell.name}: {', '.join(receipt.sources)} of run {receipt.run_id}, {receipt.producer}")
 
