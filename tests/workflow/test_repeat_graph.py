@@ -1,13 +1,15 @@
 """Repeats in the graph: which cells they measure, where, and that nothing else is touched."""
 
 import json
+import shutil
 from collections import Counter
 from pathlib import Path
 
 import pytest
 import yaml
 from conftest import Job, Workspace
-from goldens import with_profiles
+from goldens import CAMPAIGNS, with_profiles
+from native_samples import FIXTURES
 
 from producer.artifact import assemble, receipt
 from producer.journal import read_journal
@@ -105,20 +107,23 @@ def test_a_bad_policy_is_refused_before_anything_starts_and_by_nobody_else(proje
     assert project.snakemake("-n", "--config", f"campaign={GLM}", bad).returncode == 0
 
 
-def test_an_imported_deployment_is_not_measured_again(tmp_path: Path):
+def test_an_imported_campaign_is_not_measured(tmp_path: Path):
     workspace = with_profiles(tmp_path)
-    (workspace.root / "imported").mkdir()
-    model = "    model: config/models/qwen3-tiny\n"
-    workspace.edit(
-        "config/campaigns/cpu-demo.yaml", model, f"{model}    artifacts: imported\n    warmup_iterations: 5\n"
-    )
-    jobs = workspace.dry_run("repeatability", "--config", write_policy(workspace, "two", samples=2))
-    imported = [job.output for job in jobs if job.rule == "import_native"]
-    assert len(imported) == 2
-    assert not [output for output in imported if "repeat" in output]
-    folders = collected(jobs)
-    assert len(folders) == (1 + 2) * 4
-    assert not [folder for folder in folders if "dense" in folder.name]
+    root = workspace.root
+    shutil.copy(CAMPAIGNS / "campaigns/cpu-dynamo.yaml", root / "config/campaigns")
+    shutil.copytree(CAMPAIGNS / "points", root / "config/points")
+    for kind in ("probe", "profile"):  # of the same launch
+        shutil.copytree(root / "results/cpu-demo" / kind, root / "results/cpu-dynamo" / kind)
+    shutil.copytree(FIXTURES.parent / "dynamo" / "1.7", root / "artifacts")
+    rules = Counter(job.rule for job in workspace.dry_run("repeatability", "--config", "campaign=cpu-dynamo"))
+    assert rules == {
+        "resolve_request": 1,
+        "plan_campaign": 1,
+        "import_native": 2,
+        "merge_ranks": 2,
+        "verify_cell": 2,
+        "assess_repeatability": 1,
+    }
 
 
 def test_status_knows_the_cells_of_a_repeat(project: Workspace):
