@@ -25,8 +25,11 @@ from schemas.plan import FrozenCell
 from schemas.points import DecodePoint, Point
 
 from merge_ranks import Ranks
+from rank_checks import same
+from session_checks import check_sessions
 
-COLLECTOR_AT_REST = {"enabled": False, "frozen": True}
+NOT_DERIVED = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError)
+"""What a journal raises that is no journal of its cell: its blocks are plain mappings, and anything may be in them."""
 
 
 class MeasuredCell(NamedTuple):
@@ -65,21 +68,26 @@ def check_derivation(files: MeasuredCell) -> Iterator[str]:
         digests[file.name] = files.ranks.sha256[file.name]
         try:
             derived = struct_bytes(assemble(files.cell, files.journal, rank))
-        except (ValueError, KeyError, IndexError) as error:
+        except NOT_DERIVED as error:
             yield f"repetitions.jsonl rank {rank}: {type(error).__name__}: {error}"
             return
         if sha256(derived) != digests[file.name]:
             fields = list(differing(msgspec.json.decode(derived, type=RankArtifact), artifact))
             for field in fields or ["layout"]:
                 yield f"{file.name} {field}: expected what repetitions.jsonl holds, found another value"
-    for field in differing(receipt(files.cell, files.journal, digests), files.receipt):
+    try:
+        expected = msgspec.json.decode(struct_bytes(receipt(files.cell, files.journal, digests)), type=CellReceipt)
+    except NOT_DERIVED as error:
+        yield f"repetitions.jsonl: {type(error).__name__}: {error}"
+        return
+    for field in differing(expected, files.receipt):
         yield f"receipt.json {field}: expected what repetitions.jsonl holds, found another value"
 
 
 def differing(expected: msgspec.Struct, found: msgspec.Struct) -> Iterator[str]:
     """The fields in which two structs of one type differ."""
     for field in expected.__struct_fields__:
-        if getattr(expected, field) != getattr(found, field):
+        if not same(getattr(expected, field), getattr(found, field)):
             yield field
 
 
@@ -225,42 +233,8 @@ def check_points(files: MeasuredCell, contract: Contract) -> Iterator[str]:
 
 
 def check_engine(files: MeasuredCell) -> Iterator[str]:
-    """The engine of every rank says of itself what the cell's identity says."""
-    identity = files.cell.identity
-    for session in files.journal.sessions:
-        if len(session.ranks) != identity.topology.dp:
-            yield f"session {session.session} ranks: expected {identity.topology.dp}, found {len(session.ranks)}"
-        for rank, own in enumerate(session.ranks):
-            if own.device_name != files.cell.device_name:
-                wanted = f"{files.cell.device_name} of the accepted profile"
-                yield f"session {session.session} rank {rank} device: expected {wanted}, found {own.device_name}"
-            engine, graph = own.engine, own.engine.get("graph", {})
-            parallel, scheduler = engine.get("parallel", {}), engine.get("scheduler", {})
-            facts = {
-                "versions.vllm": (identity.runtime_backend_version, engine.get("versions", {}).get("vllm")),
-                "kv_cache.enable_prefix_caching": (True, engine.get("kv_cache", {}).get("enable_prefix_caching")),
-                "scheduler.async_scheduling": (False, scheduler.get("async_scheduling")),
-                "scheduler.max_num_batched_tokens": (
-                    identity.limits.max_num_tokens,
-                    scheduler.get("max_num_batched_tokens"),
-                ),
-                "scheduler.max_num_seqs": (identity.limits.max_batch_size, scheduler.get("max_num_seqs")),
-                "parallel.tensor_parallel_size": (identity.topology.tp, parallel.get("tensor_parallel_size")),
-                "parallel.data_parallel_size": (identity.topology.dp, parallel.get("data_parallel_size")),
-                "parallel.data_parallel_rank": (rank, parallel.get("data_parallel_rank")),
-                "parallel.enable_expert_parallel": (
-                    identity.topology.moe_ep > 1,
-                    parallel.get("enable_expert_parallel"),
-                ),
-                "speculative": (None, engine.get("speculative", "absent")),
-                # This process and its workers: one or more of them in processes of their own.
-                "collectors": ([COLLECTOR_AT_REST] * (1 + identity.topology.tp), engine.get("collectors")),
-            }
-            if identity.engine.enforce_eager:
-                facts["graph.cudagraph_mode"] = ("NONE", graph.get("cudagraph_mode"))
-            for field, (expected, found) in facts.items():
-                if expected != found:
-                    yield f"session {session.session} engine.{field}: expected {expected}, found {found}"
+    """The engine of every rank says of itself what the cell says of it."""
+    yield from check_sessions(files.cell, files.journal)
 
 
 def check_measured(files: MeasuredCell) -> Iterator[str]:
