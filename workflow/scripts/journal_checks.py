@@ -1,6 +1,7 @@
 """What a measured cell says of itself, against its journal: everything that can be derived again is derived again."""
 
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,14 +18,14 @@ from producer.session import kv_seed_regime
 from producer.tokens import TokenStream
 from schemas.canonical import digest, read_bytes, sha256
 from schemas.errors import Refusal
-from schemas.journal import PointLine
+from schemas.journal import PointLine, RankPoint
 from schemas.native import CellReceipt, RankArtifact, struct_bytes
 from schemas.plan import FrozenCell
 from schemas.points import Point
 
 from merge_ranks import Ranks
 from point_checks import check_point, check_rejections, check_seeds
-from rank_checks import same
+from rank_checks import close, same
 from session_checks import check_sessions
 
 NOT_DERIVED = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError)
@@ -147,6 +148,30 @@ def check_course(files: MeasuredCell) -> Iterator[str]:
         session = line.session
 
 
+def check_clocks(files: MeasuredCell) -> Iterator[str]:
+    """Points of one engine start ran one after another, by the clock of each rank's process.
+
+    A line is written between its point's end and the next one's beginning, and the next line says how long that took.
+    """
+    for session in files.journal.sessions:
+        lines = [line for line in files.journal.points if line.session == session.session]
+        for rank in range(files.journal.ranks):
+            ran = [(label(line, rank), line.ranks[rank]) for line in lines if line.ranks[rank].repetitions]
+            for (_, before), (where, own) in pairwise(ran):
+                yield from room_between(f"{where} seconds.writing and .warmup", before, own, 0.0)
+            for (_, before), (where, own), (_, after) in zip(ran, ran[1:], ran[2:], strict=False):
+                spent = own.seconds.get("wall", 0.0) + own.seconds.get("writing", 0.0)
+                yield from room_between(f"{where} seconds.wall and .writing", before, after, spent)
+
+
+def room_between(where: str, before: RankPoint, after: RankPoint, spent: float) -> Iterator[str]:
+    """The measurements of two points leave room for the warm-up of the later one, its line, and what was `spent`."""
+    room = after.repetitions[0].start_monotonic - before.repetitions[-1].end_monotonic
+    needed = spent + after.seconds.get("writing", 0.0) + after.seconds.get("warmup", 0.0)
+    if needed > room and not close(needed, room):
+        yield f"{where}: expected at most {room} between the measurements around them, found {needed}"
+
+
 def check_points(files: MeasuredCell, contract: Contract) -> Iterator[str]:
     """Every point of every rank, and what its ranks must have in common."""
     cell = files.cell
@@ -168,7 +193,7 @@ def check_measured(files: MeasuredCell) -> Iterator[str]:
     """All checks of a measured cell; its points only under a contract that this checkout has."""
     yield from check_identity(files)
     yield from check_sessions(files.cell, files.journal)
-    for check in (check_derivation, check_course, check_seeding):
+    for check in (check_derivation, check_course, check_clocks, check_seeding):
         yield from check(files)
     try:
         contract = contract_of(files.cell, files.folder)

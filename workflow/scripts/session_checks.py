@@ -162,15 +162,20 @@ def expected_engine(cell: FrozenCell, session: SessionLine, rank: int, found: Ra
 
 
 def expected_group(cell: FrozenCell, group: dict[str, Any], groups: int) -> dict[str, Any]:
-    """One of so many `groups` of a rank's cache: of a class has what vLLM's class of that name has."""
+    """One of so many `groups` of a rank's cache: what its class has, and what a release may have beside it."""
     # The scheduler's block is the least common multiple of its groups' (0.32.0, v1/core/kv_cache_utils.py:804).
     divides = Kind(f"a divisor of {cell.block_size}", lambda value: is_count(value, 1) and not cell.block_size % value)
     name = group.get("type")
+    kind = GROUP_KINDS.get(name) if isinstance(name, str) else None
     whole = groups == 1 or name == RECURRENT
-    kinds: dict[str, Any] = {
-        "type": Kind("a cache-spec class", lambda value: value in (*GROUP_KINDS, UNIFORM)),
-        "block_size": cell.block_size if whole else POSITIVE if GROUP_KINDS.get(str(name)) == "state" else divides,
+    attention = {
+        # Without a quantized cache its elements are the model's.
+        "dtype": "bfloat16" if cell.identity.precision.kv_cache == "bfloat16" else TEXT,
+        "head_size": POSITIVE,
+        "num_kv_heads": POSITIVE,
     }
+    recurrent = {"mamba_cache_mode": cell.identity.engine.mamba_cache_mode or "none"}
+    window = {"sliding_window": POSITIVE} if name == "SlidingWindowSpec" else {}
     optional = {
         "dtype": TEXT,
         "head_size": POSITIVE,
@@ -178,9 +183,15 @@ def expected_group(cell: FrozenCell, group: dict[str, Any], groups: int) -> dict
         "sliding_window": POSITIVE_OR_NONE,
         "attention_chunk_size": POSITIVE_OR_NONE,
         "non_causal": FLAG,
-        "mamba_cache_mode": cell.identity.engine.mamba_cache_mode or "none",
+        **recurrent,
     }
-    return kinds | {field: kind for field, kind in optional.items() if field in group}
+    return {
+        **{field: asked for field, asked in optional.items() if field in group},
+        "type": Kind("a cache-spec class", lambda value: value in (*GROUP_KINDS, UNIFORM)),
+        "block_size": cell.block_size if whole else POSITIVE if kind == "state" else divides,
+        **(attention if kind == "attention" else recurrent if name == RECURRENT else {}),
+        **window,
+    }
 
 
 def check_launch(field: str, cell: FrozenCell, launch: Any) -> Iterator[str]:
