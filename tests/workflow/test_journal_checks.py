@@ -222,7 +222,7 @@ def test_graphs_follow_from_their_mode_and_sizes(decode: Path, change, finding: 
     as_graphs(line)
     change(line["ranks"][0])
     found = findings_of(graph_cell(cell), line)
-    assert found == [] if finding is None else len(found) == 1 and finding in found[0]
+    assert found == [] if finding is None else any(finding in line for line in found)
 
 
 @pytest.mark.demo
@@ -269,7 +269,7 @@ def all_seeds(**values: int) -> Callable[[dict[str, Any]], Any]:
     return own(lambda rank: [found.update(values) for found in rank["seeds"]])
 
 
-# The last point of the smoke cell: 7 requests of 2,054 tokens of context, seeds of 1,792 tokens computed in 8 steps.
+# The second point of the smoke cell: 8 requests of 2,048 tokens of context, prefixes of 1,792 computed in 9 steps.
 POINTS = [
     (own(lambda rank: rank["warmups"].reverse()), "warm-ups: expected forwards that rise"),
     (own(lambda rank: rank["warmup_ordinals"].reverse()), "ordinals: expected warm-ups and then measurements in order"),
@@ -297,10 +297,9 @@ POINTS = [
     (seconds(overhead=0.0), "seconds.overhead: expected at least "),
     (seconds(writing=0.0), "seconds.writing: expected more than 0, found 0.0"),
     (seconds(writing=99.0), "seconds.writing and .warmup: expected at most "),
-    (dispatch(runtime_mode="FULL"), "cudagraph.runtime_mode: expected NONE of an eager launch, found FULL"),
-    (dispatch(num_unpadded_tokens=99), "cudagraph.num_unpadded_tokens: expected "),
-    (dispatch(num_padded_tokens=99), "cudagraph (padded, paddings): expected "),
-    (dispatch(status="unavailable"), "cudagraph: expected nothing of what was not observed"),
+    (dispatch(runtime_mode="FULL"), "expected ('NONE', 0) of an eager launch, found ('FULL', 0)"),
+    (dispatch(num_padded_tokens=16, num_paddings=8), "expected ('NONE', 0) of an eager launch, found ('NONE', 8)"),
+    (dispatch(num_unpadded_tokens=9, num_padded_tokens=9), "cudagraph.num_unpadded_tokens: expected 8, found 9"),
     (lambda line: line.update(completed_at="soon"), "completed_at: expected a time such as 2026-"),
     (lambda line: line.update(completed_at="2020-01-01T00:00:00.000000Z"), "completed_at: expected a time after "),
     (
