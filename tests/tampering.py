@@ -1,0 +1,65 @@
+"""Ways to forge the files of a measured cell, and what the judges then say."""
+
+import json
+from pathlib import Path
+
+from producer.artifact import assemble, receipt
+from producer.journal import read_journal
+from schemas.canonical import read_model, sha256
+from schemas.layout import rank_file, rank_files
+from schemas.native import write_struct
+from schemas.plan import FrozenCell
+
+from merge_ranks import merge_files
+from verify_cell import read_cell, verify
+
+
+def rewrite(file: Path, change, whole: bool = False) -> None:
+    """Change a JSON file in place; `whole` also renews its digest in the receipt, as a forger would."""
+    data = json.loads(file.read_text())
+    change(data)
+    file.write_text(json.dumps(data, indent=2))
+    if whole:
+        renew(file)
+
+
+def renew(file: Path) -> None:
+    receipt = file.parent / "receipt.json"
+    data = json.loads(receipt.read_text())
+    data["files"][file.name] = sha256(file.read_bytes())
+    receipt.write_text(json.dumps(data))
+
+
+def rewrite_line(folder: Path, number: int, change, derive: bool = False) -> None:
+    """Change one line of the journal, and renew chain and receipt, as a forger would.
+
+    `derive` also makes artifact, receipt and merged file anew from the changed journal: only the contents give it away.
+    """
+    journal = folder / "repetitions.jsonl"
+    lines = [json.loads(line) for line in journal.read_text().splitlines()]
+    change(lines[number])
+    previous, data = sha256(b""), b""
+    for line in lines:
+        encoded = json.dumps(line | {"previous_sha256": previous}, separators=(",", ":")).encode()
+        previous, data = sha256(encoded), data + encoded + b"\n"
+    journal.write_bytes(data)
+    renew(journal)
+    if derive:
+        cell = read_model(FrozenCell, folder / "cell.json", "frozen cell")
+        read = read_journal(journal, cell.digest)
+        files = {"repetitions.jsonl": sha256(data)}
+        for rank in range(read.ranks):
+            files[rank_file(rank)] = write_struct(folder / rank_file(rank), assemble(cell, read, rank))
+        write_struct(folder / "receipt.json", receipt(cell, read, files))
+        write_struct(folder / "merged.json", merged(folder))
+
+
+def failures(folder: Path) -> str:
+    evidence = verify(read_cell(folder))
+    assert evidence.state == "failed"
+    return "\n".join(evidence.failures)
+
+
+def merged(folder: Path):
+    cell = read_model(FrozenCell, folder / "cell.json", "frozen cell")
+    return merge_files(cell, folder / "receipt.json", rank_files(folder, cell.identity.topology.dp))
