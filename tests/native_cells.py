@@ -1,15 +1,16 @@
-"""Whole cells as Dynamo 1.7 leaves them, of any size: for figures of what reads and judges them.
+"""A campaign of cells that Dynamo 1.7 measured, of any size: for figures of what reads and judges them.
 
 Made from two real artifacts (tests/fixtures/native): one rank is the dense model's, several are a mixture of experts
 with one data-parallel rank each. Every point is a decode point with ten raw samples, retained as the upper median of
 the last nine. Digests of prompts, points and grid, forward indices, intervals and sums are what Dynamo would write.
 
-    python tests/native_cells.py FOLDER --points 577 --ranks 4
+    python tests/native_cells.py FOLDER --cells 1 --points 577 --ranks 4
 """
 
 import argparse
 import copy
 import random
+import sys
 from array import array
 from collections.abc import Iterator
 from datetime import datetime, timedelta
@@ -17,20 +18,24 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
+from conftest import ROOT
 from native_samples import cell_of, sample
 
-from schemas.canonical import digest, sha256, write_atomic, write_model
-from schemas.layout import rank_files
-from schemas.plan import FrozenCell
+from schemas.canonical import digest, parse, read_yaml, sha256, write_atomic, write_model
+from schemas.imported import IMPORTED, ImportReceipt
+from schemas.layout import rank_files, system_file
+from schemas.native import read_struct, write_struct
+from schemas.plan import CellEntry, DeploymentPlan, FrozenCell, Plan
+from schemas.system import System
+
+sys.path.insert(0, str(ROOT / "workflow" / "scripts"))
+from import_native import import_cell
 
 SAMPLES = 10
 BATCHES = (8, 4, 2, 1)
 SHORTEST = 16
 """Tokens of the shortest context; those of one batch size are a token apart."""
 STEP_SECONDS = 0.004
-MODEL = "model"
-"""Folder of the model's config.json, beside the artifacts."""
-
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
@@ -133,7 +138,7 @@ def prompts(kind: Kind, rank: int, batch: int, context: int) -> dict[str, Any]:
     requests = []
     for slot in range(batch):
         tokens = admitted if real else admitted + 1
-        stream = random.Random(f"content-v1:0:dp{rank}:decode:{lengths}:slot{slot}")  # noqa: S311 (as Dynamo draws)
+        stream = random.Random(f"content-v1:0:dp{rank}:decode:{lengths}:slot{slot}")
         ids = array("I", stream.choices(range(1, CONFIG["vocab_size"]), k=tokens))
         requests.append({"slot": slot, "num_tokens": tokens, "sha256": sha256(ids.tobytes())})
     return {"status": "recorded", "requests": requests, "sha256": digest(requests)}
@@ -167,7 +172,7 @@ def retained(
     """The forward-pass metric of one point on one rank, and the clock after it."""
     benchmark_id, batch = of["benchmark_id"], of["batch_size"]
     context = of["total_kv_read_tokens"] // batch
-    noise = random.Random(f"{rank}:{benchmark_id}")  # noqa: S311
+    noise = random.Random(f"{rank}:{benchmark_id}")
     forward = ledger[-1]["forward_index_end"] + (benchmark_id - 1) * SAMPLES
     common = {"version": 1, "worker_id": "", "dp_rank": rank, "counter_id": benchmark_id}
     raw = []
@@ -307,26 +312,100 @@ def documents(points: int, ranks: int, model: str) -> Iterator[dict[str, Any]]:
         }
 
 
-def write_cell(folder: Path, points: int, ranks: int) -> FrozenCell:
-    """The artifacts of a cell with `cell.json` and its model's config: 24 MB of 577 points, 237 MB of four ranks."""
-    kind = kind_of(ranks)
-    made = documents(points, ranks, str(folder / MODEL))
-    for file, document in zip(rank_files(folder, ranks), made, strict=True):
+def write_artifacts(folder: Path, points: int, ranks: int, model: Path) -> FrozenCell:
+    """The rank artifacts of a cell as Dynamo leaves them, and the cell that asks for them.
+
+    577 points are 23 MB, and 228 MB of four ranks, since each file holds all ranks' groups.
+    """
+    for file, document in zip(rank_files(folder, ranks), documents(points, ranks, str(model)), strict=True):
         write_atomic(file, msgspec.json.format(msgspec.json.encode(document), indent=2))
-    cell = cell_of(document, **kind.change)
+    return cell_of(document, **kind_of(ranks).change)
+
+
+def cell_number(cell: FrozenCell, number: int) -> FrozenCell:
+    """The same cell of another deployment and revision: another digest."""
+    identity = cell.identity.model_copy(update={"model_revision": f"r{number}"})
+    return cell.model_copy(update={"deployment": f"m{number}", "identity": identity})
+
+
+def link_cell(source: Path, folder: Path, cell: FrozenCell) -> None:
+    """The imported files of one cell as those of another: the same bytes, once on the disk."""
+    for file in (*source.glob("benchmark*.json"), *source.glob(f"{IMPORTED}/*")):
+        linked = folder / file.relative_to(source)
+        linked.parent.mkdir(parents=True, exist_ok=True)
+        linked.hardlink_to(file)
+    receipt = read_struct(ImportReceipt, source / "receipt.json", "receipt")
+    write_struct(folder / "receipt.json", msgspec.structs.replace(receipt, cell_digest=cell.digest))
     write_model(folder / "cell.json", cell)
-    write_atomic(folder / MODEL / "config.json", msgspec.json.encode(kind.config))
-    return cell
+
+
+def plan_of(cells: list[FrozenCell]) -> Plan:
+    identity = cells[0].identity
+    system = parse(System, read_yaml(system_file(identity.system), "system"), system_file(identity.system))
+    points = cells[0].points.points()
+    return Plan(
+        scope="formal",
+        system=identity.system,
+        system_sha256=digest(system),
+        backend="vllm",
+        backend_version=identity.runtime_backend_version,
+        runtime_backend_version=identity.runtime_backend_version,
+        deployments={
+            cell.deployment: DeploymentPlan(
+                model=f"models/{cell.deployment}",
+                probe_digest=cell.identity.probe_digest,
+                profile_sha256=cell.identity.probe_digest,
+                points_sha256=cell.identity.points_sha256,
+                origin="manifest",
+                prefill_points=0,
+                decode_points=len(points),
+                dropped={},
+                contract=cell.identity.contract,
+                peak_blocks=1,
+                estimated_blocks=1,
+                free_blocks=cell.free_blocks,
+            )
+            for cell in cells
+        },
+        cells=tuple(
+            CellEntry(
+                name=cell.name,
+                deployment=cell.deployment,
+                phase=cell.identity.phase,
+                digest=cell.digest,
+                points_sha256=cell.identity.points_sha256,
+                points=len(points),
+            )
+            for cell in cells
+        ),
+    )
+
+
+def write_campaign(root: Path, cells: int, points: int, ranks: int) -> Path:
+    """A campaign of equal cells, their artifacts imported and not yet judged; its plan file.
+
+    `artifacts/` holds what was imported, `model/config.json` the model's config.
+    """
+    write_atomic(root / "model" / "config.json", msgspec.json.encode(kind_of(ranks).config))
+    asked = write_artifacts(root / "artifacts", points, ranks, root / "model")
+    frozen = [cell_number(asked, number) for number in range(cells)]
+    first = root / "cells" / frozen[0].name
+    import_cell(frozen[0], root / "artifacts", first)
+    for cell in frozen[1:]:
+        link_cell(first, root / "cells" / cell.name, cell)
+    plan_file = root / "plan" / "plan.json"
+    write_model(plan_file, plan_of(frozen))
+    return plan_file
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
+    parser.add_argument("--cells", type=int, default=1)
     parser.add_argument("--points", type=int, default=577)
     parser.add_argument("--ranks", type=int, default=1)
     arguments = parser.parse_args()
-    cell = write_cell(arguments.folder, arguments.points, arguments.ranks)
-    print(f"{arguments.folder}: {len(cell.points.points())} points of {arguments.ranks} ranks")
+    print(write_campaign(arguments.folder, arguments.cells, arguments.points, arguments.ranks))
 
 
 if __name__ == "__main__":

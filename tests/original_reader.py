@@ -1,18 +1,19 @@
-"""Judge a cell's artifacts with the original's own reader, and print what it took and which rows it made.
+"""Judge a cell's artifacts with the original's own reader, and print what it took.
 
-Runs in the consumer's environment: original_reader.py CELL_FOLDER. One JSON object: {"seconds", "cpu_seconds",
-"peak_rss_mib", "rows"}. Of the original it is what a publication does: `aggregate_cell`, which validates the rank
-artifacts (`validate_native_collection`) and makes the rows, and `extract_measurement_evidence`, which readiness runs.
+Runs in the consumer's environment: original_reader.py ARTIFACTS_FOLDER MODEL_FOLDER VLLM_VERSION. One JSON object:
+{"seconds", "cpu_seconds", "before_mib", "peak_mib", "rows", "latencies"}, as of judge_once.py. It runs what stands
+between the artifacts and the rows of a cell there: `validate_native_collection`, `extract_measurement_evidence`,
+`aggregate_cell`.
 """
 
 import argparse
 import json
-import resource
 import sys
 import tempfile
 import time
 import uuid
 from pathlib import Path
+from typing import Any
 
 from collector.fpm_forward.config import FPMCollectionOptions, add_fpm_arguments
 from collector.fpm_forward.database import aggregate_cell
@@ -21,26 +22,32 @@ from collector.fpm_forward.native_artifact import validate_native_collection
 from collector.fpm_forward.planner import FPMCollectionPlan, build_collection_plan
 
 
-def plan_of(folder: Path, ranks: int) -> FPMCollectionPlan:
-    """The original's plan of the cell's model: one GPU, or one data-parallel rank a GPU."""
+def plan_of(model: Path, ranks: int) -> FPMCollectionPlan:
+    """The original's plan of a model: on one GPU, or with one data-parallel rank a GPU."""
     parser = argparse.ArgumentParser()
     add_fpm_arguments(parser)
     presets = ["--fpm-parallel-presets", "tp" if ranks == 1 else "dep"]
     arguments = parser.parse_args([*presets, "--fpm-gpu-counts", str(ranks), "--fpm-max-gpus", str(ranks)])
     return build_collection_plan(
         backend="vllm",
-        model_path=str(folder / "model"),
+        model_path=str(model),
         system="h200_sxm",
         selected_ops={"fpm_forward", "attention_generation", "attention_context"},
         options=FPMCollectionOptions.from_args(arguments),
-        model_config_path=str(folder / "model" / "config.json"),
+        model_config_path=str(model / "config.json"),
     )
 
 
+def peak_mib() -> float:
+    """Peak memory of this program; `ru_maxrss` would hold its parent's too."""
+    (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM:"))
+    return int(line.split()[1]) / 1024
+
+
 def main() -> None:
-    folder = Path(sys.argv[1])
-    files = [folder / "benchmark.json", *sorted(folder.glob("benchmark_dp*.json"))]
-    plan = plan_of(folder, len(files))
+    artifacts, model, version = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
+    files = sorted(artifacts.iterdir())
+    plan = plan_of(model, len(files))
     (cell,) = (each for each in plan.cells if each.workload_kind == "decode")
     attempt = str(uuid.uuid4())
     provenance = {
@@ -49,26 +56,26 @@ def main() -> None:
         "cell_id": cell.cell_id,
         "plan_sha256": plan.sha256,
         "attempt_id": attempt,
-        "runtime": {"backend": "vllm", "backend_version": "0.32.0"},
+        "runtime": {"backend": "vllm", "backend_version": version},
     }
-    with tempfile.TemporaryDirectory(dir=folder) as temporary:
+    with tempfile.TemporaryDirectory() as temporary:
         raw = Path(temporary) / "raw" / "node"
         raw.mkdir(parents=True)
         (raw / "collector-provenance.json").write_text(json.dumps(provenance))
         for file in files:
-            (raw / file.name).hardlink_to(file)
+            (raw / file.name).symlink_to(file.absolute())
+        figures: dict[str, Any] = {"before_mib": peak_mib()}
         began, cpu = time.monotonic(), time.process_time()
         collection = validate_native_collection(
             cell, raw.parent, expected_plan_sha256=plan.sha256, expected_attempt_id=attempt
         )
-        validated = time.process_time()
         evidence = extract_measurement_evidence(raw.parent, collection)
-        extracted = time.process_time()
         rows = aggregate_cell(plan, cell, Path(temporary), expected_attempt_id=attempt)
-        figures = {"seconds": time.monotonic() - began, "cpu_seconds": time.process_time() - cpu}
-    print({k:(type(v).__name__, len(v) if hasattr(v,"__len__") else v) for k,v in evidence.items()}, str(evidence)[-3000:], file=sys.stderr)
-    figures["peak_rss_mib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    print(json.dumps(figures | {"rows": len(rows)}))
+        figures |= {"seconds": time.monotonic() - began, "cpu_seconds": time.process_time() - cpu}
+    assert evidence["status"] == "recorded", evidence["reasons"]
+    figures |= {"peak_mib": peak_mib(), "rows": len(rows)}
+    latencies = sorted((row["batch_size"], row["total_kv_read_tokens"], row["latency_ms"]) for row in rows)
+    print(json.dumps(figures | {"latencies": latencies}))
 
 
 if __name__ == "__main__":
