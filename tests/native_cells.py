@@ -319,7 +319,8 @@ def write_artifacts(folder: Path, points: int, ranks: int, model: Path) -> Froze
     """
     for file, document in zip(rank_files(folder, ranks), documents(points, ranks, str(model)), strict=True):
         write_atomic(file, msgspec.json.format(msgspec.json.encode(document), indent=2))
-    return cell_of(document, **kind_of(ranks).change)
+    kind = kind_of(ranks)
+    return cell_of(document, **kind.change | {"model_config_sha256": digest(kind.config)})
 
 
 def cell_number(cell: FrozenCell, number: int) -> FrozenCell:
