@@ -1,7 +1,7 @@
 """Figures of a whole project, for `make bench`: writes results/bench.json.
 
-Sections: `measuring` (demo, producer, repeat, seeding) and `slurm`; after `make demo` also `planning` (plan and oracle)
-and `scale`.
+Sections: `measuring` (demo, producer, repeat, seeding), `slurm` and `verify`; after `make demo` also `planning` (plan
+and oracle) and `scale`.
 
 demo.*             a demo campaign from nothing, in a copy of the project: all seconds, engine starts apart
 producer.*         of each demo cell: the part of the time that is idle, our own microseconds in a measured decode step
@@ -12,6 +12,8 @@ scale.*            10,000 cells: parse, dry run beside a bare Snakefile of the s
 slurm.*            seconds of a job beyond the producer's own, of two cells on the tests' Slurm
 plan.*             planning 1,000 and 10,000 cells and the GLM list; parsing and a dry run of 1,000 cells
 oracle.*           the proof of planned points against the engine's own scheduler
+verify.*           cells of 577 points x 10 raw samples, merged, verified and published, beside the original's reader:
+                   CPU seconds and peak memory of 1 and 4 ranks; growth from 20 to 200 cells
 """
 
 import argparse
@@ -25,11 +27,13 @@ import time
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import yaml
 from bare import bare_workflow
 from cluster import SlurmCluster
-from conftest import ROOT, copy_project
+from conftest import CONSUMER, ROOT, copy_project
+from native_cells import write_campaign
 from oracle import measure_cell, prove
 from wide import wide_campaign
 
@@ -40,6 +44,7 @@ from producer.grids import axes, candidates, glm53flash
 from producer.seeding import distinct_prefix_tokens
 from profiles import profile
 from schemas.canonical import read_model
+from schemas.plan import Plan
 from schemas.points import PHASES
 from schemas.profile import Profile
 from schemas.request import Grid
@@ -49,6 +54,8 @@ from plan_campaign import write_plan
 
 REPEATS = 5
 SCALE_REPEATS = 2
+VERIFY_POINTS = 577
+VERIFY_CELLS = (20, 200)
 
 
 def seconds_of(*command: str, cwd: Path) -> float:
@@ -298,11 +305,74 @@ def bench_planning(folder: Path) -> dict[str, object]:
     return {"plan": bench_plan(folder, ROOT / "results" / "cpu-demo"), "oracle": bench_oracle()}
 
 
+def figures_of(*command: object) -> dict[str, Any]:
+    """What a command prints as its last line, one JSON object."""
+    done = subprocess.run([*map(str, command)], cwd=ROOT, capture_output=True, text=True, check=False)
+    if done.returncode:
+        sys.exit(done.stdout + done.stderr)
+    figures: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return figures
+
+
+def bench_reading(folder: Path, ranks: int) -> dict[str, float]:
+    """One cell judged by us and by the original, in turns, each time in a process of its own.
+
+    Raises:
+        SystemExit: the two do not publish the same latencies.
+    """
+    plan_file = write_campaign(folder, 1, VERIFY_POINTS, ranks)
+    (entry,) = read_model(Plan, plan_file, "plan").cells
+    version = read_model(Plan, plan_file, "plan").runtime_backend_version
+    artifacts = folder / "artifacts"
+    ours, original = [], []
+    for _ in range(REPEATS):
+        ours.append(figures_of(sys.executable, "tests/judge_once.py", plan_file))
+        original.append(figures_of(CONSUMER, "tests/original_reader.py", artifacts, folder / "model", version))
+        if ours[-1]["latencies"] != original[-1]["latencies"] or ours[-1]["rows"] != VERIFY_POINTS:
+            sys.exit(f"{entry.name}: the original publishes other latencies")
+    own, other = (median([each["cpu_seconds"] for each in figures]) for figures in (ours, original))
+    own_peak, other_peak = (max(each["peak_mib"] for each in figures) for figures in (ours, original))
+    return {
+        "mib_of_artifacts": sum(file.stat().st_size for file in artifacts.iterdir()) / 2**20,
+        "cpu_seconds": own,
+        "seconds": median([each["seconds"] for each in ours]),
+        "points_per_second": VERIFY_POINTS / own,
+        "peak_mib": own_peak,
+        "before_mib": ours[0]["before_mib"],
+        "original_cpu_seconds": other,
+        "original_peak_mib": other_peak,
+        "original_before_mib": original[0]["before_mib"],
+        "ratio_to_original": other / own,
+        "peak_ratio_to_original": own_peak / other_peak,
+    }
+
+
+def bench_campaign(folder: Path, cells: int) -> dict[str, float]:
+    """CPU seconds a cell, and peak memory, of so many cells of one rank in one process; the table of all apart."""
+    figures = figures_of(sys.executable, "tests/judge_once.py", write_campaign(folder, cells, VERIFY_POINTS, 1))
+    return {
+        "cpu_seconds_per_cell": (figures["cpu_seconds"] - figures["table_cpu_seconds"]) / cells,
+        "peak_mib": figures["cells_peak_mib"],
+        "table_cpu_seconds_per_cell": figures["table_cpu_seconds"] / cells,
+        "table_peak_mib": figures["peak_mib"],
+    }
+
+
+def bench_verify(folder: Path) -> dict[str, object]:
+    figures: dict[str, Any] = {
+        f"verify.ranks_{ranks}": bench_reading(folder / f"ranks{ranks}", ranks) for ranks in (1, 4)
+    }
+    few, many = (bench_campaign(folder / f"cells{cells}", cells) for cells in VERIFY_CELLS)
+    growth = many["cpu_seconds_per_cell"] / few["cpu_seconds_per_cell"]
+    return figures | {"verify.cells_20": few, "verify.cells_200": many, "verify.growth": growth}
+
+
 SECTIONS: dict[str, Callable[[Path], dict[str, object]]] = {
     "measuring": bench_measuring,
     "planning": bench_planning,
     "scale": bench_scale,
     "slurm": bench_slurm,
+    "verify": bench_verify,
 }
 
 
