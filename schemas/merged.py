@@ -51,6 +51,11 @@ class MergedArtifact(Struct, frozen=True, kw_only=True):
     source_sha256: dict[str, str]
 
 
+def merged_bytes(merged: MergedArtifact) -> bytes:
+    """The file of a merged artifact: JSON without white space, half of what it would be with it."""
+    return msgspec.json.encode(merged)
+
+
 class PublishedFpm(msgspec.Struct, frozen=True, gc=False):
     kvwarm_giant_median_of: Int | None = None
 

@@ -15,7 +15,10 @@ from collector.fpm_forward.database import _validate_kv_seed_classification, pub
 def main() -> None:
     folder = Path(sys.argv[1])
     sidecar = json.loads((folder / "fpm_forward_perf.metadata.json").read_text())
-    _validate_kv_seed_classification(sidecar, pq.read_table(folder / "fpm_forward_perf.parquet").to_pylist())
+    _validate_kv_seed_classification(
+        sidecar,
+        pq.ParquetFile(folder / "fpm_forward_perf.parquet", pre_buffer=False).read(use_threads=False).to_pylist(),
+    )
     print(json.dumps(sorted(published_dense_synthetic_cells(sidecar))))
 
 

@@ -83,7 +83,9 @@ def scheduled(row: dict) -> dict:
 def main() -> None:
     root = Path(sys.argv[1])
     models: dict[str, RustForwardPassPerfModel] = {}
-    for row in pq.read_table(next(root.rglob("fpm_forward_perf.parquet"))).to_pylist():
+    # Its threads can outlive the interpreter, which then aborts: `read_table` of pyarrow 26 did, one run in twenty.
+    parquet = pq.ParquetFile(next(root.rglob("fpm_forward_perf.parquet")), pre_buffer=False)
+    for row in parquet.read(use_threads=False).to_pylist():
         model = models.setdefault(row["model_path"], None) or model_of(row, root)
         models[row["model_path"]] = model
         loaded = model.estimate_forward_pass_time_ms({"version": 1, "scheduled_requests": scheduled(row)})

@@ -9,10 +9,9 @@ import msgspec
 from native_samples import cell_of, sample
 
 from producer.contracts import GENERIC
-from schemas.canonical import sha256, write_model
+from schemas.canonical import sha256, write_atomic, write_model
 from schemas.evidence import CellEvidence
-from schemas.merged import MergedArtifact
-from schemas.native import write_struct
+from schemas.merged import MergedArtifact, merged_bytes
 from schemas.plan import CellEntry, DeploymentPlan, FrozenCell, Plan
 
 from compare_cells import CellRun
@@ -94,7 +93,7 @@ def write_run(cells: Path, run: CellRun, failures: tuple[str, ...] = ()) -> Path
     """`cell.json`, `merged.json` and `evidence.json` of a run, in its cell's folder below `cells`."""
     folder = cells / run.cell.name
     write_model(folder / "cell.json", run.cell)
-    write_struct(folder / "merged.json", run.merged)
+    write_atomic(folder / "merged.json", merged_bytes(run.merged))
     points = len(run.merged.iteration_groups)
     evidence = CellEvidence(
         cell_digest=run.cell.digest,

@@ -5,8 +5,9 @@ from pathlib import Path
 
 from producer.artifact import assemble, receipt
 from producer.journal import read_journal
-from schemas.canonical import read_model, sha256
+from schemas.canonical import read_model, sha256, write_atomic
 from schemas.layout import rank_file, rank_files
+from schemas.merged import merged_bytes
 from schemas.native import write_struct
 from schemas.plan import FrozenCell
 
@@ -51,7 +52,7 @@ def rewrite_line(folder: Path, number: int, change, derive: bool = False) -> Non
         for rank in range(read.ranks):
             files[rank_file(rank)] = write_struct(folder / rank_file(rank), assemble(cell, read, rank))
         write_struct(folder / "receipt.json", receipt(cell, read, files))
-        write_struct(folder / "merged.json", merged(folder))
+        write_atomic(folder / "merged.json", merged_bytes(merged(folder)))
 
 
 def failures(folder: Path) -> str:

@@ -28,9 +28,10 @@ from jobs import (
 )
 
 from producer.journal import read_journal
-from schemas.canonical import read_model
+from schemas.canonical import read_model, write_atomic
 from schemas.layout import rank_files
-from schemas.native import CellReceipt, read_struct, write_struct
+from schemas.merged import merged_bytes
+from schemas.native import CellReceipt, read_struct
 from schemas.plan import FrozenCell
 
 from merge_ranks import merge_files
@@ -72,7 +73,7 @@ def check_finished(cell: Path, sessions_at_least: int) -> None:
     assert sum(session.points for session in receipt.sessions) == len(journal.points)
     assert len(journal.sessions) >= sessions_at_least
     ranks = rank_files(cell.parent, frozen.identity.topology.dp)
-    write_struct(cell.parent / "merged.json", merge_files(frozen, cell.parent / "receipt.json", ranks))
+    write_atomic(cell.parent / "merged.json", merged_bytes(merge_files(frozen, cell.parent / "receipt.json", ranks)))
     evidence = verify(read_cell(cell.parent))
     assert (evidence.state, evidence.failures) == ("recorded", ())
 

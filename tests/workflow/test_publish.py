@@ -74,7 +74,7 @@ def test_each_row_is_the_fifth_smallest_of_its_last_nine_samples(demo: Path, par
             )
             expected[key] = sorted(walls[1:])[4] * 1000
     columns = ("model_path", "workload_kind", "batch_size", "total_prefill_tokens", "total_kv_read_tokens")
-    rows = pq.read_table(parquet).to_pylist()
+    rows = pl.read_parquet(parquet).to_dicts()
     assert {tuple(row[name] for name in columns): row["latency_ms"] for row in rows} == expected
 
 

@@ -342,7 +342,7 @@ def test_a_repeat_whose_own_evidence_failed_contradicts(campaign: Campaign):
 
 def test_a_repeat_that_was_edited_after_its_evidence_contradicts(campaign: Campaign):
     folder = campaign.root / "repeat1" / "cells" / campaign.cell.name
-    edited = (folder / "merged.json").read_text().replace('"wall_time": 0.01001', '"wall_time": 0.00901')
+    edited = (folder / "merged.json").read_text().replace('"wall_time":0.01001', '"wall_time":0.00901')
     assert edited != (folder / "merged.json").read_text()
     (folder / "merged.json").write_text(edited)
     reason = campaign.verdict().cells[0].points[0].reasons[0]

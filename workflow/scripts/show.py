@@ -4,7 +4,7 @@ import argparse
 import os
 from pathlib import Path
 
-import pyarrow.parquet as pq
+import polars as pl
 
 from schemas.canonical import read_model
 from schemas.errors import run
@@ -35,15 +35,15 @@ def print_first_rows(parquet: Path) -> None:
         "kv_seed_regime",
         "latency_ms",
     )
-    table = pq.read_table(parquet, columns=list(columns))
+    table = pl.read_parquet(parquet, columns=list(columns))
     rows = [
-        [f"{value:.3f}" if isinstance(value, float) else str(value) for value in row.values()]
-        for row in table.slice(0, FIRST_ROWS).to_pylist()
+        [f"{value:.3f}" if isinstance(value, float) else str(value) for value in row]
+        for row in table.select(columns).head(FIRST_ROWS).iter_rows()
     ]
     widths = [max(len(cell) for cell in column) for column in zip(columns, *rows, strict=True)]
     for cells in ([*columns], *rows):
         print("  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip())
-    print(f"… {table.num_rows} rows")
+    print(f"… {table.height} rows")
 
 
 def print_plan(plan: Plan) -> None:

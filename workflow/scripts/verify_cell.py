@@ -14,8 +14,8 @@ from schemas.errors import Refusal, run
 from schemas.evidence import CellEvidence
 from schemas.imported import ImportReceipt, read_receipt
 from schemas.layout import rank_files
-from schemas.merged import MergedArtifact
-from schemas.native import CudagraphObservation, NativePoint, RankArtifact, read_struct, struct_bytes
+from schemas.merged import MergedArtifact, merged_bytes
+from schemas.native import CudagraphObservation, NativePoint, RankArtifact, read_struct
 from schemas.plan import FrozenCell
 
 from dense_policy import read_config
@@ -50,7 +50,7 @@ def read_cell(folder: Path) -> CellFiles:
 
 def check_merged(merged: MergedArtifact, merged_sha256: str, file: Path) -> Iterator[str]:
     """The merged file is what the rank artifacts say. It is read only when its bytes are not."""
-    if merged_sha256 != sha256(struct_bytes(merged)):
+    if merged_sha256 != sha256(merged_bytes(merged)):
         fields = list(differing(merged, read_struct(MergedArtifact, file, "merged artifact")))
         for field in fields or ["layout"]:
             yield f"merged.json {field}: expected what the rank artifacts hold, found another value"
