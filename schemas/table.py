@@ -1,8 +1,9 @@
 """The published pair: columns and order of `fpm_forward_perf.parquet`, and its sidecar (schema 7)."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import pyarrow as pa
+from pydantic import Field
 
 from schemas.canonical import Strict
 
@@ -91,8 +92,15 @@ LEGACY_IDENTITY = {
 """The execution identity of a model that no consumer binds to its config."""
 
 
+class SeedClassification(Strict):
+    """The cells (`cell_id`, sorted) with decode rows over synthetic KV, and the policy that lets them in."""
+
+    policy: Literal["dense_full_attention_v1"] = "dense_full_attention_v1"
+    cells: Annotated[tuple[str, ...], Field(min_length=1)]
+
+
 class Sidecar(Strict):
-    """`fpm_forward_perf.metadata.json`."""
+    """`fpm_forward_perf.metadata.json`; `kv_seed_classification` if such rows exist, and only then."""
 
     schema_name: Literal["aic_fpm_forward_perf"] = SCHEMA_NAME
     schema_version: Literal[7] = SCHEMA_VERSION
@@ -111,3 +119,4 @@ class Sidecar(Strict):
     runtime_grid_digests: tuple[str, ...]
     model_paths: tuple[str, ...]
     aic_revision: str
+    kv_seed_classification: SeedClassification | None = None

@@ -30,9 +30,12 @@ from schemas.table import (
     SINGLE_POLICY,
     STATE_PROTOCOL,
     TIMING_BOUNDARY,
+    SeedClassification,
     Sidecar,
     TablePolicy,
 )
+
+from dense_policy import DENSE_LABEL
 
 SEEDED = {"prefill_real_seed", "prefill_fake_prefix"}
 POLICY_COLUMNS = ("measurement_policy", "warmup_repeats", "measurement_repeats", "state_protocol", "timing_boundary")
@@ -234,12 +237,19 @@ def build(plan_file: Path) -> Publication:
         runtime_grid_digests=_distinct(rows, "runtime_grid_digest"),
         model_paths=_distinct(rows, "model_path"),
         aic_revision=plan.table_revision,
+        kv_seed_classification=seed_classification(rows),
     )
     return Publication(parquet, sidecar, system_bytes(plan), len(rows))
 
 
 def _distinct(rows: list[dict[str, Any]], column: str) -> tuple[str, ...]:
     return tuple(sorted({row[column] for row in rows}))
+
+
+def seed_classification(rows: list[dict[str, Any]]) -> SeedClassification | None:
+    """Exactly the cells with rows that the dense policy let in; None without such rows."""
+    dense = _distinct([row for row in rows if row["kv_seed_regime"] == DENSE_LABEL], "cell_id")
+    return SeedClassification(cells=dense) if dense else None
 
 
 def parquet_bytes(rows: list[dict[str, Any]]) -> bytes:

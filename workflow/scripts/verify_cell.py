@@ -18,11 +18,12 @@ from schemas.merged import MergedArtifact
 from schemas.native import CudagraphObservation, NativePoint, RankArtifact, read_struct, struct_bytes
 from schemas.plan import FrozenCell
 
+from dense_policy import read_config
 from drift import drifting_points
 from import_checks import check_imported, gaps_of_imported
 from journal_checks import MeasuredCell, check_measured, differing
 from merge_ranks import Ranks, cell_findings, findings, merge
-from seed_regime import Case, formal_regime
+from seed_regime import classify
 
 
 class CellFiles(NamedTuple):
@@ -53,21 +54,6 @@ def check_merged(merged: MergedArtifact, merged_sha256: str, file: Path) -> Iter
         fields = list(differing(merged, read_struct(MergedArtifact, file, "merged artifact")))
         for field in fields or ["layout"]:
             yield f"merged.json {field}: expected what the rank artifacts hold, found another value"
-
-
-def classify(cell: FrozenCell, merged: MergedArtifact) -> tuple[list[str], list[str]]:
-    """Formal label of each row of the merged file, and the contradictions found on the way."""
-    labels, conflicts = [], []
-    config_bound = cell.identity.execution_identity is not None
-    kvwarm = None if merged.kvwarm is UNSET else merged.kvwarm
-    for row in merged.results:
-        stamps = frozenset(row.point.sample_reasons)
-        case = Case(row.point.point_type, row.point.total_kv_read_tokens, stamps, kvwarm, config_bound)
-        try:
-            labels.append(formal_regime(case))
-        except ValueError as error:
-            conflicts.append(f"benchmark_id={row.point.benchmark_id} {error}")
-    return labels, conflicts
 
 
 def dispatch_gap(point: NativePoint, seen: list[CudagraphObservation]) -> str:
@@ -115,8 +101,11 @@ def verify(files: CellFiles) -> CellEvidence:
     if not refusals:
         merged = merge(files.ranks, cell.digest)
         failures += check_merged(merged, merged_sha256, merged_file)
-        labels, conflicts = classify(cell, merged)
-        failures += conflicts
+        engines = [None if artifact.engine is UNSET else artifact.engine for artifact in artifacts]
+        classified = classify(cell, merged, engines, read_config(cell))
+        labels = classified.labels
+        failures += classified.conflicts
+        gaps += [f"dense policy: {line}" for line in classified.unmet]
         drifting = tuple(drifting_points(merged))
     # All ranks of a point agree: it counts once, however many ranks ran it.
     ranks = len(artifacts)
