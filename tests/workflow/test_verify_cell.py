@@ -14,8 +14,8 @@ from schemas.errors import Refusal
 from schemas.native import write_struct
 from schemas.plan import FrozenCell, Plan
 
-from assess_readiness import assess
 from merge_ranks import merge_files
+from plan_readiness import assess
 from verify_cell import read_cell, verify
 
 pytestmark = pytest.mark.demo
