@@ -107,6 +107,21 @@ def test_both_scopes_of_the_demo_are_ready(smoke: Path, demo: Path):
         )
 
 
+@pytest.mark.demo
+def test_a_point_counts_once_however_many_ranks_ran_it(parallel: Path, tmp_path: Path):
+    shutil.copytree(parallel, tmp_path / "parallel", symlinks=True)
+    plan = (tmp_path / "parallel" / "current").resolve() / "plan.json"
+    readiness = assess(plan)
+    assert (readiness.status, readiness.blockers) == ("ready", ())
+    points = {cell["name"]: cell["points"] for cell in json.loads(plan.read_text())["cells"]}
+    assert {cell.name: cell.direct_eligible_points for cell in readiness.cells} == points
+    (folder,) = (tmp_path / "parallel" / "cells").glob("decode-data-*")
+    rewrite(folder / "evidence.json", lambda evidence: evidence["formal_regimes"].pop())
+    ranks, name = 2, folder.name
+    (line, _) = assess(plan).blockers
+    assert line == f"{name} formal_regimes: expected {ranks * points[name]}, found {ranks * points[name] - 1}"
+
+
 # The verdict.
 
 
@@ -205,6 +220,14 @@ def test_one_fake_point_leaves_the_coverage_partial(decode: Path):
     rewrite(decode / "evidence.json", label("fake_fallback", "real_kv"))
     cell = assessed(decode)
     assert (cell.status, cell.direct_eligible_points, cell.coverage) == ("ready", 1, "partial")
+
+
+@pytest.mark.demo
+def test_points_that_were_skipped_for_a_good_reason_are_eligible(decode: Path):
+    """Reference 004: a dense skip that qualified is no fake content."""
+    rewrite(decode / "evidence.json", label(*["skip:dense_model_content_insensitive"] * 2))
+    cell = assessed(decode)
+    assert (cell.status, cell.direct_eligible_points, cell.coverage) == ("ready", 2, "sampled_points_only")
 
 
 @pytest.mark.demo
