@@ -12,7 +12,7 @@ from schemas.canonical import read_model
 from schemas.errors import Refusal
 from schemas.plan import Plan
 
-from assess_readiness import assess
+from plan_readiness import assess
 from verify_cell import read_cell, verify
 
 pytestmark = pytest.mark.demo

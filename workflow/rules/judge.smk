@@ -51,7 +51,8 @@ rule assess_readiness:
     conda:
         "../envs/judge.yaml"
     shell:
-        "python workflow/scripts/assess_readiness.py --plan {input.plan} --output {output} 2> {log}"
+        f"python workflow/scripts/assess_readiness.py --campaign {CAMPAIGN.file}"
+        " --plan {input.plan} --output {output} 2> {log}"
 
 
 # A smoke run that found something ends with it, and keeps the verdict.

@@ -9,8 +9,8 @@ from schemas.evidence import CellEvidence, Finalization
 from schemas.layout import cells_folder, pair_folder
 from schemas.plan import FrozenCell, Plan
 
-from assess_readiness import assess
 from campaign_argument import add_campaign, graph_of
+from plan_readiness import assess
 from publish import PARQUET, SIDECAR, build
 from verify_cell import read_cell, verify
 
