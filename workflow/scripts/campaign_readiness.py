@@ -4,6 +4,7 @@ from producer.graph import CampaignGraph
 from schemas.canonical import digest, file_digest
 from schemas.errors import Refusal
 from schemas.evidence import CampaignReadiness, Readiness, ReadinessState, SelectedCell
+from schemas.layout import SCOPE_PREFIX
 from schemas.plan import Scope
 
 from cell_readiness import begun
@@ -28,7 +29,7 @@ def assess_scope(graph: CampaignGraph, scope: Scope) -> Readiness:
         except Refusal as refusal:
             blockers = [f"plan cannot be read: {refusal}"]
     profiles = {name: graph.profile_file(name) for name in graph.deployments}
-    return assess_plan(planned.plan, planned.digest, graph.layout.cells(scope), profiles, blockers)
+    return assess_plan(planned.plan, planned.digest, graph.layout.cells(SCOPE_PREFIX[scope]), profiles, blockers)
 
 
 def select(graph: CampaignGraph, found: dict[Scope, Readiness]) -> list[SelectedCell]:
@@ -37,7 +38,7 @@ def select(graph: CampaignGraph, found: dict[Scope, Readiness]) -> list[Selected
     for scope in SCOPES:
         cells = {cell.name: cell for cell in found[scope].cells}
         for entry in graph.planned(scope).plan.cells:
-            counts = scope == "smoke" or begun(graph.layout.cell(scope, entry.name))
+            counts = scope == "smoke" or begun(graph.layout.cells(SCOPE_PREFIX[scope]) / entry.name)
             if counts and entry.name in cells:
                 selected[entry.deployment, entry.phase] = SelectedCell(
                     deployment=entry.deployment, phase=entry.phase, scope=scope, cell=cells[entry.name]
