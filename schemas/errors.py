@@ -1,6 +1,7 @@
 """Refusals: one family of errors for bad input, one line each."""
 
 import contextlib
+import gc
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -40,6 +41,7 @@ def refusing() -> Iterator[None]:
 
 def run(main: Callable[[], None]) -> None:
     """Run a command's main: a refusal, or a cell held by somebody else, becomes one line and a non-zero exit."""
+    gc.freeze()  # a collection need not look at all that was imported
     try:
         with refusing():
             main()

@@ -9,6 +9,7 @@ for each cell from its files, then `publish` over all, in this one process. `lat
 """
 
 import contextlib
+import gc
 import io
 import json
 import sys
@@ -69,6 +70,7 @@ def main() -> None:
     plan_file = Path(sys.argv[1])
     plan = read_model(Plan, plan_file, "plan")
     pa.array([0])  # imports pandas, if it is there: once a process, and no part of judging a cell
+    gc.freeze()  # as `run` does for each script
     figures: dict[str, Any] = {"before_mib": peak_mib()}
     began, cpu = time.monotonic(), time.process_time()
     for entry in plan.cells:

@@ -1,6 +1,7 @@
 """Merge the rank artifacts of a cell: all ranks agree, the slowest rank's time counts."""
 
 import argparse
+import mmap
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -9,7 +10,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from producer.contracts import DYNAMO
-from schemas.canonical import read_bytes, read_model, sha256, write_atomic
+from schemas.canonical import read_model, sha256, write_atomic
 from schemas.errors import Refusal, run
 from schemas.imported import read_receipt
 from schemas.merged import MergedArtifact, merged_bytes
@@ -82,7 +83,16 @@ class Ranks:
 
     @classmethod
     def read(cls, files: Sequence[Path]) -> Self:
-        return cls(files, (read_bytes(file, "rank artifact") for file in files))
+        return cls(files, (mapped(file) for file in files))
+
+
+def mapped(file: Path) -> Any:
+    """The bytes of a file, mapped: of hundreds of MiB none are copied to be hashed and decoded."""
+    try:
+        with file.open("rb") as opened:
+            return mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
+    except (OSError, ValueError) as error:  # a file of no bytes cannot be mapped
+        raise Refusal("rank artifact", "a readable file", error, file) from None
 
 
 def findings(ranks: Ranks) -> Iterator[Refusal]:

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET
 
-from schemas.canonical import digest
+from schemas.canonical import sha256
 from schemas.errors import Refusal
 from schemas.layout import rank_file
 from schemas.native import SCHEMA_VERSION, BenchmarkMeasurement, Fpm, IterationGroup, NativePoint, RankArtifact, Row
@@ -196,7 +196,7 @@ def check_fpm(fpm: Fpm, point: NativePoint, rank: int, file: Path) -> Iterator[R
     if (fpm.counter_id, fpm.dp_rank, fpm.version) != (point.benchmark_id, rank, 1):
         field = f"measurement identity mismatch: {where}: counter_id, dp_rank, version"
         yield Refusal(field, (point.benchmark_id, rank, 1), (fpm.counter_id, fpm.dp_rank, fpm.version), file)
-    if not (math.isfinite(fpm.wall_time) and fpm.wall_time > 0):
+    if fpm.wall_time <= 0:
         yield Refusal(f"wall_time {where}", "a positive number of seconds", fpm.wall_time, file)
     scheduled = fpm.scheduled_requests
     found = (
@@ -234,7 +234,7 @@ def check_measurement(
         if own.forward_index <= last_forward:
             yield Refusal(f"{evidence}: forward_index", f"more than {last_forward}", own.forward_index, file)
         last_forward = own.forward_index
-        if not (math.isfinite(sample.wall_time) and sample.wall_time > 0):
+        if sample.wall_time <= 0:
             yield Refusal(f"{evidence}: raw sample {index} wall_time", "a positive number", sample.wall_time, file)
         if own.timing.start_monotonic is not None:
             interval = own.timing.end_monotonic - own.timing.start_monotonic
@@ -299,9 +299,9 @@ def check_prompts(measurement: BenchmarkMeasurement, point: NativePoint, where: 
     slots = [request.slot for request in prompts.requests]
     if slots != list(range(point.batch_size)):
         yield Refusal(f"prompts {where}: slots", f"0..{point.batch_size - 1}", slots, file)
-    requests = [{"slot": r.slot, "num_tokens": r.num_tokens, "sha256": r.sha256} for r in prompts.requests]
-    if prompts.sha256 != digest(requests):
-        yield Refusal(f"prompts {where}: sha256", f"{digest(requests)} of the requests", prompts.sha256, file)
+    expected = sha256(_plain(prompts.requests))
+    if prompts.sha256 != expected:
+        yield Refusal(f"prompts {where}: sha256", f"{expected} of the requests", prompts.sha256, file)
 
 
 def check_rows(artifact: RankArtifact, groups: Sequence[IterationGroup], file: Path) -> Iterator[Refusal]:
