@@ -15,6 +15,24 @@ from publish import PARQUET, SIDECAR, build
 from verify_cell import read_cell, verify
 
 
+def check_cell(planned: FrozenCell, folder: Path) -> CellEvidence:
+    """The verdict on a cell of the plan, derived anew.
+
+    Raises:
+        Refusal: the folder holds another cell, or the recorded verdict is not what its files give, or has failed.
+    """
+    frozen = read_model(FrozenCell, folder / "cell.json", "frozen cell")
+    # The model's path may have moved since; everything else is the plan's.
+    if frozen.model_copy(update={"model": planned.model}) != planned:
+        raise Refusal(f"{folder.name} cell.json", "the plan's cell", "another", folder / "cell.json")
+    recorded = read_model(CellEvidence, folder / "evidence.json", "evidence")
+    derived = verify(read_cell(folder))
+    if derived != recorded or derived.state == "failed":
+        found = derived.failures[0] if derived.failures else "another verdict"
+        raise Refusal(f"{folder.name} evidence", "the recorded verdict", found, folder / "evidence.json")
+    return derived
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     add_campaign(parser)
@@ -34,17 +52,7 @@ def main() -> None:
             raise Refusal("point list", digest(manifest), sha256(read_bytes(file, "point list")), file)
     gaps: list[str] = []
     for entry in plan.cells:
-        folder = cells_folder(arguments.plan) / entry.name
-        frozen = read_model(FrozenCell, folder / "cell.json", "frozen cell")
-        # The model's path may have moved since; everything else is the plan's.
-        if frozen.model_copy(update={"model": planned.cells[entry.name].model}) != planned.cells[entry.name]:
-            raise Refusal(f"{entry.name} cell.json", "the plan's cell", "another", folder / "cell.json")
-        recorded = read_model(CellEvidence, folder / "evidence.json", "evidence")
-        derived = verify(read_cell(folder))
-        if derived != recorded or derived.state == "failed":
-            found = derived.failures[0] if derived.failures else "another verdict"
-            raise Refusal(f"{entry.name} evidence", "the recorded verdict", found, folder / "evidence.json")
-        gaps.extend(derived.gaps)
+        gaps.extend(check_cell(planned.cells[entry.name], cells_folder(arguments.plan) / entry.name).gaps)
     readiness = assess(arguments.plan)
     if readiness.status != "ready":
         raise Refusal("readiness", "ready", readiness.blockers[0], arguments.plan)
