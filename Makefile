@@ -12,7 +12,7 @@ TORCH_INDEX ?=
 PIP := .venv/bin/pip --disable-pip-version-check
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
-.PHONY: demo test test-kill test-two-nodes test-oracle-vllm-033 goldens env lint types consumer bench bench-verify bench-dynamo clean
+.PHONY: demo test test-kill test-two-nodes test-oracle-vllm-033 goldens env lint types consumer bench bench-verify bench-dynamo mutate clean
 
 env: .venv/installed-$(ENGINE)
 
@@ -54,6 +54,12 @@ lint: .venv/installed-cpu
 
 types: .venv/installed-cpu
 	mypy
+
+# Every mutant of the smoke cells, of two ranks and of Dynamo's samples, through the judges: hours on two cores.
+mutate: .venv/installed-cpu
+	snakemake smoke
+	snakemake --config campaign=cpu-parallel
+	python tests/mutation.py
 
 bench: .venv/installed-cpu .consumer-venv/installed
 	python tests/bench.py
