@@ -14,6 +14,7 @@ from schemas.canonical import digest
 from schemas.errors import Refusal
 from schemas.journal import PointLine, RankPoint, RankSession, SessionLine, Span
 from schemas.native import (
+    NONE_QUEUED,
     REGIME_STAMPS,
     SCHEMA_VERSION,
     ArtifactTiming,
@@ -27,7 +28,6 @@ from schemas.native import (
     IterationGroup,
     NativePoint,
     Preparation,
-    QueuedRequests,
     RankArtifact,
     RankResult,
     RawFpm,
@@ -81,7 +81,7 @@ def _raw_fpms(line: PointLine, dp_rank: int) -> list[RawFpm]:
             counter_id=line.benchmark_id,
             wall_time=repetition.end_monotonic - repetition.start_monotonic,
             scheduled_requests=repetition.scheduled_requests,
-            queued_requests=QueuedRequests(),
+            queued_requests=NONE_QUEUED,
             benchmark_sample=BenchmarkSample(
                 sample_index=index,
                 forward_index=repetition.forward_index,

@@ -15,10 +15,7 @@ from vllm.v1.request import Request
 
 from producer.lockstep import Lockstep
 from producer.session import SAMPLING_TEMPERATURE, Chunk, Conversation, MeasurementFailed, RequestSpec, Spent, Step
-from schemas.native import CudagraphObservation
-
-UNOBSERVED = CudagraphObservation(status="unavailable")
-
+from schemas.native import UNOBSERVED, CudagraphObservation
 
 BlockHasher = Callable[[Request], list[BlockHash]]
 

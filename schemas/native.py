@@ -48,12 +48,17 @@ class ScheduledRequests(Struct, frozen=True):
 
 
 class QueuedRequests(Struct, frozen=True):
-    num_prefill_requests: Int = 0
-    sum_prefill_tokens: Int = 0
-    var_prefill_length: float = 0.0
-    num_decode_requests: Int = 0
-    sum_decode_kv_tokens: Int = 0
-    var_decode_kv_tokens: float = 0.0
+    """Requests that wait beside a forward pass, and their tokens."""
+
+    num_prefill_requests: Int
+    sum_prefill_tokens: Int
+    var_prefill_length: float
+    num_decode_requests: Int
+    sum_decode_kv_tokens: Int
+    var_decode_kv_tokens: float
+
+
+NONE_QUEUED = QueuedRequests(0, 0, 0.0, 0, 0, 0.0)
 
 
 class Timing(Struct, frozen=True):
@@ -68,10 +73,13 @@ class CudagraphObservation(Struct, frozen=True):
     """vLLM's `cudagraph_stats` of the step; unavailable means not observed, never "NONE"."""
 
     status: Literal["observed", "unavailable"]
-    runtime_mode: str | None = None
-    num_unpadded_tokens: Int | None = None
-    num_padded_tokens: Int | None = None
-    num_paddings: Int | None = None
+    runtime_mode: str | None
+    num_unpadded_tokens: Int | None
+    num_padded_tokens: Int | None
+    num_paddings: Int | None
+
+
+UNOBSERVED = CudagraphObservation("unavailable", None, None, None, None)
 
 
 class BenchmarkSample(Struct, frozen=True):

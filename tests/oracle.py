@@ -62,7 +62,7 @@ from producer.session import (
 from producer.tokens import TokenStream
 from schemas.canonical import read_model
 from schemas.journal import PointLine
-from schemas.native import CudagraphObservation
+from schemas.native import UNOBSERVED
 from schemas.points import DecodePoint, Phase, Point
 from schemas.profile import Profile, ProfileGroup
 from schemas.request import Grid
@@ -517,7 +517,7 @@ def measure_cell(profile: Profile, phase: Phase, points: tuple[Point, ...]) -> C
                     end=0.0,
                     previous_end=0.0,
                     overhead=0.0,
-                    cudagraph=CudagraphObservation(status="unavailable"),
+                    cudagraph=UNOBSERVED,
                 )
                 for step in run.steps
             ]

@@ -9,7 +9,7 @@ import pytest
 from producer.journal import JournalWriter, parse_journal, read_journal
 from schemas.errors import Held, Refusal
 from schemas.journal import PointLine, RankPoint, RankSession, Repetition, SessionLine, encode_line
-from schemas.native import CudagraphObservation, Prompts, ScheduledRequests
+from schemas.native import UNOBSERVED, Prompts, ScheduledRequests
 
 SESSION = SessionLine(
     previous_sha256="",
@@ -24,9 +24,7 @@ SESSION = SessionLine(
 
 def point(benchmark_id: int, forward: int, session: int = 1) -> PointLine:
     counts = ScheduledRequests(1, 8, 0.0, 0, 0, 0, 0.0)
-    repetition = Repetition(
-        5, forward, "schedule_to_output", 0.0, 1.0, 0.0, counts, CudagraphObservation("unavailable"), "0"
-    )
+    repetition = Repetition(5, forward, "schedule_to_output", 0.0, 1.0, 0.0, counts, UNOBSERVED, "0")
     prompts = Prompts("recorded", [], "0")
     rank = RankPoint([], [], [], [repetition], [], prompts, 1, {}, None)
     return PointLine("", benchmark_id, session, "not_applicable", [rank], "now")

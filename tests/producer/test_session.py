@@ -9,7 +9,7 @@ from producer.contracts import GENERIC
 from producer.session import Chunk, MeasurementFailed, Step, measure, scheduled_requests
 from producer.tokens import TokenStream
 from schemas.journal import PointLine
-from schemas.native import CudagraphObservation
+from schemas.native import UNOBSERVED
 from schemas.points import DecodePoint, PrefillPoint
 
 PREFILL = PrefillPoint(batch_size=2, total_prefill_tokens=2 * 32, total_kv_read_tokens=2 * 128)
@@ -29,7 +29,7 @@ class Engine:
 
     def step(self, chunks: dict[int, Chunk], previous_end: float | None) -> Step:
         start, end = next(self.clock), next(self.clock)
-        return Step(next(self.forwards), chunks, start, end, previous_end, 0.125, CudagraphObservation("unavailable"))
+        return Step(next(self.forwards), chunks, start, end, previous_end, 0.125, UNOBSERVED)
 
     def cached_tokens(self, spec) -> int:
         return self.hit(spec.prompt)

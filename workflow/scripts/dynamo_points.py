@@ -9,10 +9,10 @@ from msgspec import UNSET
 from producer.partition import balanced, imbalanced
 from schemas.canonical import digest
 from schemas.native import (
+    NONE_QUEUED,
     BenchmarkMeasurement,
     Fpm,
     NativePoint,
-    QueuedRequests,
     RawFpm,
     Row,
     ScheduledRequests,
@@ -38,7 +38,6 @@ GRID_REASONS = frozenset(
 
 REAL_KV = ("real_kv", "real_attention_kv_random_kda")
 FAKE_KV = ("fake_fallback", "fake_attention_kv_random_kda")
-IDLE = QueuedRequests()
 
 
 class Shape(NamedTuple):
@@ -333,7 +332,7 @@ def fpm_failures(where: str, fpm: Fpm | RawFpm, worker_id: str) -> Iterator[str]
         yield f"{where} version: expected 1, found {fpm.version}"
     if fpm.worker_id != worker_id:
         yield f"{where} worker_id: expected {worker_id!r}, found {fpm.worker_id!r}"
-    if fpm.queued_requests != IDLE:
+    if fpm.queued_requests != NONE_QUEUED:
         yield f"{where} queued_requests: expected none, found some"
 
 
