@@ -37,14 +37,6 @@ def matches(pattern: str, path: str) -> bool:
 EVERY = "value type structure"
 DEFAULT = "Absent reads as the default, which is what stood there: the same document."
 
-QUEUED = ("queued_requests", "queued_requests.**")
-GRAPH = tuple(f"benchmark_sample.cudagraph.{name}" for name in ("runtime_mode", "num_unpadded_tokens"))
-GRAPH += tuple(f"benchmark_sample.cudagraph.{name}" for name in ("num_padded_tokens", "num_paddings"))
-FPMS = ("results[].fpms[]", "iteration_groups[].rank_results[].fpms[]")
-RAW = tuple(f"{fpm}.benchmark_measurement.raw_fpms[]" for fpm in FPMS)
-LAYOUTS = tuple(f"{fpm}.{name}" for fpm in (*FPMS, *RAW) for name in QUEUED)
-LAYOUTS += tuple(f"{raw}.{name}" for raw in RAW for name in GRAPH)
-
 
 def cell_and_evidence() -> tuple[Accepted, ...]:
     optional = ("schema_version", "identity.schema_version", "identity.precision**", "identity.topology.**")
@@ -106,7 +98,6 @@ def imported() -> tuple[Accepted, ...]:
 
     attention, groups, parallel = "engine.attention.", "engine.kv_cache.groups[]", "engine.parallel."
     return (
-        free("structure", LAYOUTS, DEFAULT),
         free(
             "value",
             ("run_id", "timing.started_at", "timing.completed_at", "timing.benchmark_elapsed_seconds"),

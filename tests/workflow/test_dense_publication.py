@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from schemas.canonical import canonical_bytes, sha256
 from schemas.table import LEGACY_IDENTITY, PARTITION, SeedClassification, Sidecar
 
-from publish import PARQUET, SIDECAR, parquet_bytes, seed_classification
+from publish import PARQUET, SIDECAR, parquet_bytes, seed_classification, table_of
 
 DENSE = "skip:dense_model_content_insensitive"
 ROW: dict[str, Any] = {
@@ -61,7 +61,7 @@ def prefill(cell: str, new: int) -> dict[str, Any]:
 
 def published(root: Path, rows: list[dict[str, Any]], classification: SeedClassification | None) -> Path:
     """A systems root with the pair of `rows`, of Dynamo's own measurement policy; the pair's folder."""
-    parquet = parquet_bytes(rows)
+    parquet = parquet_bytes(table_of(rows))
     sidecar = Sidecar(
         measurement_policy="dynamo_native_single_sample_v1",
         warmup_repeats=0,
@@ -106,13 +106,15 @@ ROWS = [
 
 
 def test_the_sidecar_names_the_dense_cells_in_order():
-    assert seed_classification(ROWS) == SeedClassification(policy="dense_full_attention_v1", cells=("fpm-2", "fpm-3"))
+    assert seed_classification(table_of(ROWS)) == SeedClassification(
+        policy="dense_full_attention_v1", cells=("fpm-2", "fpm-3")
+    )
 
 
 def test_a_table_without_dense_rows_has_no_classification(tmp_path: Path):
     rows = [decode("fpm-1", 128, "real_kv"), decode("fpm-1", 256, "fake_fallback")]
-    assert seed_classification(rows) is None
-    pair = published(tmp_path, rows, seed_classification(rows))
+    assert seed_classification(table_of(rows)) is None
+    pair = published(tmp_path, rows, seed_classification(table_of(rows)))
     assert "kv_seed_classification" not in json.loads((pair / SIDECAR).read_text())
 
 
@@ -122,7 +124,7 @@ def test_a_classification_of_no_cell_is_none():
 
 
 def test_the_simulator_gets_every_dense_latency_back_exactly(tmp_path: Path):
-    published(tmp_path, ROWS, seed_classification(ROWS))
+    published(tmp_path, ROWS, seed_classification(table_of(ROWS)))
     done = load(tmp_path)
     assert done.returncode == 0, done.stderr
     answers = [json.loads(line) for line in done.stdout.splitlines()]
@@ -140,7 +142,7 @@ def test_the_simulator_finds_no_measurement_in_rows_that_fell_back(tmp_path: Pat
 
 
 def test_the_consumers_validator_takes_the_same_cells_for_dense(tmp_path: Path):
-    done = judged(published(tmp_path, ROWS, seed_classification(ROWS)))
+    done = judged(published(tmp_path, ROWS, seed_classification(table_of(ROWS))))
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == ["fpm-2", "fpm-3"]
 

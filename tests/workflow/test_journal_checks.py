@@ -17,14 +17,14 @@ from cells import frozen_cell
 from hosts import host
 from tampering import failures, rewrite_line
 
-from producer.contracts import GENERIC
+from producer.contracts import GENERIC, GLM53FLASH
 from producer.journal import Journal
 from producer.partition import request_shapes
 from producer.session import Chunk, RequestSpec, Spent, Step, measure
 from producer.tokens import TokenStream
 from schemas.canonical import read_model
 from schemas.journal import PointLine, RankPoint, RankSession, SessionLine
-from schemas.native import CudagraphObservation
+from schemas.native import UNOBSERVED, CudagraphObservation
 from schemas.plan import FrozenCell
 from schemas.points import DecodePoint, PointManifest, PrefillPoint
 
@@ -538,3 +538,29 @@ def point_steps(rank: dict[str, Any]) -> None:
 )
 def test_a_rejection_that_was_none_is_found(change, finding: str):
     assert any(finding in line for line in rejected(change))
+
+
+def test_glm_cells_observe_the_graph_dispatch_of_every_sample(decode: Path):
+    cell = read_model(FrozenCell, decode / "cell.json", "frozen cell")
+    files = read_cell(decode).origin
+    assert isinstance(files, MeasuredCell)
+    unobserved = [
+        msgspec.structs.replace(
+            line,
+            ranks=[
+                msgspec.structs.replace(
+                    rank,
+                    repetitions=[
+                        msgspec.structs.replace(repetition, cudagraph=UNOBSERVED) for repetition in rank.repetitions
+                    ],
+                )
+                for rank in line.ranks
+            ],
+        )
+        for line in files.journal.points
+    ]
+    blind = files._replace(cell=cell, journal=files.journal._replace(points=tuple(unobserved)))
+    found = [line for line in check_points(blind, GLM53FLASH) if "cudagraph.status: expected observed of" in line]
+    assert len(found) == 10 * len(cell.points.points())
+    assert not any("cudagraph.status" in line for line in check_points(files, GLM53FLASH))
+    assert not any("cudagraph.status" in line for line in check_points(blind, GENERIC))

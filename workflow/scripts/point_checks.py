@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from itertools import groupby, pairwise
 from statistics import pvariance
 
-from producer.contracts import Contract
+from producer.contracts import GLM53FLASH, Contract
 from producer.partition import RequestShape
 from producer.session import expected_chunks, prompts_of, repetition_requests
 from producer.tokens import TokenStream
@@ -164,6 +164,8 @@ def check_point(
     yield from check_ordinals(where, own)
     yield from check_repetitions(where, own, point, shapes, cell.identity.engine.enforce_eager)
     for index, repetition in enumerate(own.repetitions):
+        if contract == GLM53FLASH and repetition.cudagraph.status != "observed":
+            yield f"{where} repetition {repetition.ordinal} cudagraph.status: expected observed of {contract.name}"
         requests = repetition_requests(stream, cell.identity.phase, point, shapes, repetition.ordinal)
         derived = prompts_of(requests)
         if derived.sha256 != repetition.prompts_sha256:
