@@ -34,7 +34,6 @@ def matches(pattern: str, path: str) -> bool:
     return pattern.startswith(stem) or pattern == stem.removesuffix(".")
 
 
-EVERY = "value type structure"
 DEFAULT = "Absent reads as the default, which is what stood there: the same document."
 
 

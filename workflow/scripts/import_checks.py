@@ -8,8 +8,6 @@ from producer.artifact import contract_of
 from producer.contracts import DYNAMO
 from schemas.canonical import digest
 from schemas.errors import Refusal
-from schemas.imported import IMPORTED
-from schemas.layout import rank_file
 from schemas.native import NativePoint, RankArtifact
 from schemas.plan import FrozenCell
 from schemas.points import DecodePoint, Point, partition_block, rows_block
@@ -60,14 +58,6 @@ def check_imported(cell: FrozenCell, artifacts: Sequence[RankArtifact], folder: 
         yield f"contract: expected {DYNAMO.name}, found {contract.name}: imported artifacts prove no other"
     yield from check_coverage(cell, artifacts[0])
     yield from dynamo_evidence.failures(cell, artifacts)
-
-
-def check_copies(cell: FrozenCell, folder: Path) -> Iterator[str]:
-    """The artifacts are the ones that were imported, byte for byte."""
-    for rank in range(cell.identity.topology.dp):
-        kept, used = folder / IMPORTED / rank_file(rank), folder / rank_file(rank)
-        if not kept.is_file() or kept.read_bytes() != used.read_bytes():
-            yield f"{used.name}: expected the bytes of {IMPORTED}/{kept.name}, found others"
 
 
 def gaps_of_imported(cell: FrozenCell, artifacts: Sequence[RankArtifact]) -> Iterator[str]:
