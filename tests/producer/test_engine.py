@@ -232,7 +232,7 @@ def test_the_glm_contract_runs_on_a_recurrent_model(demo: Path, tmp_path: Path, 
     evidence = verify(files)
     assert (evidence.state, evidence.failures) == ("recorded", ())
     assert evidence.formal_regime_counts == regimes
-    (artifact,) = files.artifacts
+    (artifact,) = files.ranks.artifacts
     producer = artifact.measurement_protocol["producer"]
     assert (producer["contract"], producer["execution_mode"]) == ("glm53flash", "native_graph_policy")
     assert producer["state_protocol"] == "glm53flash_prefix_cache_real_seed_v1"
