@@ -99,9 +99,12 @@ def imported() -> tuple[Accepted, ...]:
     return (
         free(
             "value",
-            ("run_id", "timing.started_at", "timing.completed_at", "timing.benchmark_elapsed_seconds"),
-            "When it ran, and the name of the run: nothing else in the artifact says it. Form, order and bounds are "
-            "checked.",
+            (
+                *("run_id", "timing.started_at", "timing.completed_at", "timing.benchmark_elapsed_seconds"),
+                "capacity.common.grid_invariants_digest",
+            ),
+            "When it ran, the name of the run, and a digest of what is not in it: nothing else in the artifact says "
+            "them. Form, order and bounds are checked.",
         ),
         free(
             "value",
@@ -125,6 +128,7 @@ def imported() -> tuple[Accepted, ...]:
                 "config.timeout",
                 "config.prefill_max_new_token_samples",
                 "config.prefill_max_kv_read_token_samples",
+                "config.decode_max_kv_read_token_samples",
                 "config.decode_max_batch_size_samples",
                 "config.prefix_max_batch_size_samples",
             ),
@@ -133,12 +137,14 @@ def imported() -> tuple[Accepted, ...]:
         ),
         free(
             "value",
-            (f"{parallel}eplb_config.**", f"{parallel}all2all_backend"),
-            "Settings of what is off: `enable_eplb` is checked, and so is the topology.",
+            (f"{parallel}all2all_backend",),
+            "How experts on several GPUs exchange tokens; the topology is checked.",
         ),
         free(
             "value type structure",
             (
+                *(f"{attention}{name}" for name in ("flash_attn_version", "mla_prefill_backend_requested")),
+                f"{attention}use_trtllm_attention",
                 f"{attention}backend_per_kind",
                 f"{attention}backend_requested",
                 f"{attention}indexer_kv_dtype",
@@ -154,12 +160,13 @@ def imported() -> tuple[Accepted, ...]:
                 f"{groups}.type",
                 "engine.model.architectures**",
                 "engine.model.model_type",
+                "engine.quantization.checkpoint_config",
             ),
             "What the engine made of the model: the artifact does not hold the model's config, and the cell its digest "
             "alone.",
         ),
         free(
-            "value",
+            "value type",
             ("engine.versions.dynamo", "engine.versions.python", "engine.versions.vllm_build_commit"),
             "Versions that no cell fixes; the engine's own is checked.",
         ),
@@ -200,8 +207,13 @@ def open_imported() -> tuple[Accepted, ...]:
     return (
         unchecked(
             "type structure",
-            ("engine.parallel.eplb_config**", "engine.parallel.all2all_backend"),
-            "Exact keys and types of the block.",
+            ("engine.parallel.all2all_backend", "config.timeout"),
+            "Types of both: text, and a whole number of seconds.",
+        ),
+        unchecked(
+            "type",
+            ("iteration_groups[].point.partition.high_count",),
+            "True for a count of 1: rows and groups are compared as mappings there.",
         ),
         unchecked(
             "value",
@@ -227,6 +239,7 @@ def open_imported() -> tuple[Accepted, ...]:
                 "measurement_protocol.preparation.giant_kv_threshold",
                 "measurement_protocol.preparation.giant_kv_repeats",
                 "kvwarm.stages[]",
+                "kvwarm.stages",
             ),
             "Threshold and repeats stand in both blocks and must agree where both are; a stage for each seeded point.",
         ),

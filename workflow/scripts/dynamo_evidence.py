@@ -12,7 +12,7 @@ their samples. What nothing in the artifact or the cell says a second time stays
 | content_seed and synthetic_pool_tag where no prompt is derivable | nothing shows them |
 | kvwarm.dataset, build_seconds of a chain | text and time of seeding |
 | engine: attention, cache groups' layout, prefix caching and experts where no rule asks for them, chunking, model \
-names, eplb_config, versions of Dynamo, Python and the build | the frozen cell does not hold them |
+names, versions of Dynamo, Python and the build | the frozen cell does not hold them |
 | prompts of real seeds; in 1.6.1 samples, prompts and warm-ups | not in the artifact: reported as gaps |
 """
 

@@ -10,6 +10,7 @@ from schemas.native import NativePoint, RankArtifact
 from schemas.plan import FrozenCell
 
 from dynamo_blocks import Blocks, Engine, leaves, unequal
+from rank_checks import same
 
 GRAPH_MODES = {
     "NONE": ("NONE", "NONE"),
@@ -22,6 +23,19 @@ GRAPH_MODES = {
 
 PLAIN_GROUPS = ("FullAttentionSpec", "SlidingWindowSpec")
 """Cache groups whose blocks hold keys and values of one kind: these say so."""
+
+EPLB_DEFAULTS = {
+    "window_size": 1000,
+    "step_interval": 3000,
+    "num_redundant_experts": 0,
+    "log_balancedness": False,
+    "log_balancedness_interval": 1,
+    "use_async": True,
+    "policy": "default",
+    "communicator": None,
+    "enable_migration_batching": False,
+}
+"""The engine's expert balancing (vllm/config/parallel.py:66-108 of 0.32.0): what stands there while it is off."""
 
 UNOBSERVED = (
     "sampled_continuation_token_ids",
@@ -302,6 +316,8 @@ def setting_gaps(cell: FrozenCell, artifact: RankArtifact, blocks: Blocks) -> It
         yield "engine: not recorded"
     elif blocks.engine.capture_error is not UNSET:
         yield f"engine.capture_error: {blocks.engine.capture_error}"
+    elif not same(blocks.engine.parallel.eplb_config, EPLB_DEFAULTS):
+        yield "engine.parallel.eplb_config: not the defaults of an engine that balances no experts"
     if blocks.protocol is not None and blocks.protocol.unobserved != list(UNOBSERVED):
         yield f"measurement_protocol.unobserved: {', '.join(blocks.protocol.unobserved) or 'nothing'}"
     common = blocks.capacity.common
