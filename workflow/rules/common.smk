@@ -2,7 +2,9 @@
 from producer.parsed import ParsedCampaign
 from schemas.layout import REPEAT_PREFIX
 
-CAMPAIGN = ParsedCampaign(str(config["campaign"]), policy=str(config.get("policy", "collection")))
+CAMPAIGN = ParsedCampaign(
+    str(config["campaign"]), policy=str(config.get("policy", "collection"))
+)
 ROOT = str(CAMPAIGN.layout.root)
 CELL_FILES = (
     "benchmark.json",
