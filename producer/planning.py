@@ -245,6 +245,18 @@ def freeze_deployment(
     return FrozenDeployment(plan, manifest, freeze_cells(request, name, deployment, accepted.profile, manifest))
 
 
+def entry_of(cell: FrozenCell) -> CellEntry:
+    """A frozen cell as its plan lists it."""
+    return CellEntry(
+        name=cell.name,
+        deployment=cell.deployment,
+        phase=cell.identity.phase,
+        digest=cell.digest,
+        points_sha256=cell.identity.points_sha256,
+        points=len(cell.points.points()),
+    )
+
+
 def plan_campaign(request: Request, profiles: dict[str, AcceptedProfile], scope: Scope, file: str) -> PlannedCampaign:
     """Freeze points and cells of every deployment of `request`.
 
@@ -264,17 +276,7 @@ def plan_campaign(request: Request, profiles: dict[str, AcceptedProfile], scope:
         backend_version=request.backend_version,
         runtime_backend_version=request.runtime_backend_version,
         deployments={name: deployment.plan for name, deployment in frozen.items()},
-        cells=tuple(
-            CellEntry(
-                name=cell.name,
-                deployment=cell.deployment,
-                phase=cell.identity.phase,
-                digest=cell.digest,
-                points_sha256=cell.identity.points_sha256,
-                points=len(cell.points.points()),
-            )
-            for cell in cells
-        ),
+        cells=tuple(map(entry_of, cells)),
     )
     manifests = {name: deployment.manifest for name, deployment in frozen.items()}
     return PlannedCampaign(plan, manifests, {cell.name: cell for cell in cells})

@@ -21,11 +21,12 @@ import msgspec
 from conftest import ROOT
 from native_samples import cell_of, sample
 
+from producer.planning import entry_of
 from schemas.canonical import digest, parse, read_yaml, sha256, write_atomic, write_model
 from schemas.imported import IMPORTED, ImportReceipt
 from schemas.layout import rank_files, system_file
 from schemas.native import read_struct, write_struct
-from schemas.plan import CellEntry, DeploymentPlan, FrozenCell, Plan
+from schemas.plan import DeploymentPlan, FrozenCell, Plan
 from schemas.system import System
 
 sys.path.insert(0, str(ROOT / "workflow" / "scripts"))
@@ -368,17 +369,7 @@ def plan_of(cells: list[FrozenCell]) -> Plan:
             )
             for cell in cells
         },
-        cells=tuple(
-            CellEntry(
-                name=cell.name,
-                deployment=cell.deployment,
-                phase=cell.identity.phase,
-                digest=cell.digest,
-                points_sha256=cell.identity.points_sha256,
-                points=len(points),
-            )
-            for cell in cells
-        ),
+        cells=tuple(map(entry_of, cells)),
     )
 
 

@@ -56,8 +56,13 @@ def test_files_that_are_no_artifacts(artifacts: Path):
     (artifacts / "benchmark.json").write_text("{")
     put(artifacts, "benchmark.json.tmp", sample("d161_dense_decode_median"))
     put(artifacts, "other.json", {"a": 1})
+    whole = gzip.compress(json.dumps(sample("d161_dense_decode_median")).encode())
+    (artifacts / "torn.json.gz").write_bytes(whole[:-100])
+    (artifacts / "bad.json.gz").write_bytes(whole[:10] + b"x" * 50)
     found = {file.name: recognise(file).what for file in artifacts.iterdir()}
     assert found["benchmark.json"].startswith("no artifact: ")
+    assert found["torn.json.gz"].startswith("no artifact: Compressed file ended")
+    assert found["bad.json.gz"].startswith("no artifact: ")
     assert found["benchmark.json.tmp"].startswith("a temporary file")
     assert found["other.json"] == "JSON that is no artifact"
 
@@ -140,6 +145,8 @@ def changed(change) -> dict[str, Any]:
         ([sample("d17_rows_v3_realseed_prefill")], "found 0.json: a rank artifact of mode prefill (complete)"),
         ([sample(NAME), changed(lambda d: d.update(run_id="f" * 32))], "one run of mode decode, found 0.json of run "),
         ([sample(NAME), sample(NAME)], "artifacts: dp.rank: expected [0], found [0, 0]"),
+        ([changed(lambda d: d["dp"].update(rank="0"))], "artifacts: dp.rank: expected [0], found ['0']"),
+        ([changed(lambda d: d["dp"].update(rank=False))], "artifacts: dp.rank: expected [0], found [False]"),
         (two_ranks(sample(NAME)), "artifacts: dp.rank: expected [0], found [0, 1]"),
         ([changed(lambda d: d.update(valid=False))], "valid: expected True, found False"),
         ([changed(lambda d: d["limits"].update(block_size=True))], "Expected `int`, got `bool`"),

@@ -95,6 +95,11 @@ def test_of_clamped_contexts_the_true_one_counts_or_the_first(reasons: list[list
     assert [group.benchmark_id for group in found] == kept
 
 
+def test_the_first_of_clamped_points_is_by_id_whatever_their_order():
+    groups = at_one_coordinate("d161_dense_decode_median", ["context_clamped"], ["context_clamped"])
+    assert [group.benchmark_id for group in published_groups(groups[::-1], FILE)] == [1]
+
+
 def test_of_prefills_without_a_cache_the_one_that_nothing_was_seeded_for_counts():
     groups = at_one_coordinate("d17_dense_agg", ["explicit", "prefill_real_seed"], ["explicit"])
     assert groups[0].point.total_kv_read_tokens == 0

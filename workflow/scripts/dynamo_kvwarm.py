@@ -7,22 +7,22 @@ from msgspec import UNSET
 from schemas.native import RankArtifact
 from schemas.plan import FrozenCell
 
+from dense_policy import DENSE_SKIP
 from dynamo_blocks import Blocks, Kvwarm, leaves
 from dynamo_ledger import eager_points
 from dynamo_points import REAL_KV, Shape
+from seed_regime import BALANCED_MOE, MUST_WARM
 
 SKIP_REASONS = (
     "flag_off",
-    "dense_model_content_insensitive",
-    "moe_tp_balanced_by_construction",
+    DENSE_SKIP,
+    BALANCED_MOE,
     "prefix_caching_disabled",
     "hybrid_state_layers_unsupported",
     "dataset_empty",
     "peer_ineligible",
 )
 SKIP_PREFIXES = ("dataset_unavailable: ", "tokenizer_unavailable: ", "content_too_shallow: ")
-WARMED_STRATEGIES = ("tep", "dep", "pure_tp")
-"""Strategies whose decode points count only with real KV (the formal validator's rule)."""
 
 
 def kvwarm_failures(
@@ -30,7 +30,7 @@ def kvwarm_failures(
 ) -> Iterator[str]:
     """The verdict on real KV, its reason, its counters and its chains (5)."""
     kvwarm, phase = blocks.kvwarm, cell.identity.phase
-    must = phase == "decode" and cell.identity.parallel_strategy in WARMED_STRATEGIES
+    must = phase == "decode" and cell.identity.parallel_strategy in MUST_WARM
     if kvwarm is None:
         if must:
             yield f"{where}kvwarm: expected a block of {cell.identity.parallel_strategy}, found none"
@@ -66,7 +66,7 @@ def gate_failures(where: str, blocks: Blocks, kvwarm: Kvwarm) -> Iterator[str]:
     cache, expert = blocks.engine.kv_cache, blocks.engine.parallel.enable_expert_parallel
     native, why = kvwarm.initialization_strategy is not UNSET, kvwarm.skip_reason or "real KV"
     caching = {"prefix_caching_disabled": False}.get(why)
-    experts = {"moe_tp_balanced_by_construction": False}.get(why)
+    experts = {BALANCED_MOE: False}.get(why)
     if kvwarm.warm_eligible and not native:
         caching, experts = True, None if blocks.config.randomize_kda_state else True
     if caching not in (None, cache.enable_prefix_caching):

@@ -11,15 +11,7 @@ from schemas.plan import FrozenCell
 
 from dynamo_blocks import Blocks, Engine, leaves, unequal
 from rank_checks import same
-
-GRAPH_MODES = {
-    "NONE": ("NONE", "NONE"),
-    "PIECEWISE": ("PIECEWISE", "PIECEWISE"),
-    "FULL": ("FULL", "FULL"),
-    "FULL_DECODE_ONLY": ("NONE", "FULL"),
-    "FULL_AND_PIECEWISE": ("PIECEWISE", "FULL"),
-}
-"""The engine's graph mode -> that of prefill (mixed) steps and of decode steps (vllm/config/compilation.py)."""
+from session_checks import CUDAGRAPH_MODES
 
 PLAIN_GROUPS = ("FullAttentionSpec", "SlidingWindowSpec")
 """Cache groups whose blocks hold keys and values of one kind: these say so."""
@@ -155,7 +147,7 @@ def wall_seconds(artifact: RankArtifact) -> float:
 def graph_block_failures(where: str, cell: FrozenCell, blocks: Blocks) -> Iterator[str]:
     """Modes and sizes of one engine mode; none at all exactly when the cell is eager."""
     graphs = blocks.cudagraph
-    modes = GRAPH_MODES[graphs.mode]
+    modes = CUDAGRAPH_MODES[graphs.mode]
     running = blocks.limits.max_num_running_reqs
     sizes = graphs.capture_sizes
     yield from unequal(

@@ -5,6 +5,7 @@ Files are told apart by what they hold, not by their names.
 
 import argparse
 import gzip
+import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -53,14 +54,14 @@ class Found(NamedTuple):
     head: Head | None = None
 
 
-def contents(file: Path) -> bytes:
-    data = read_bytes(file, "artifact")
-    return gzip.decompress(data) if data.startswith(GZIP) else data
-
-
 def recognise(file: Path) -> Found:
     """What a file is, by what it holds; a name counts only for a file that may still be written."""
-    data = contents(file)
+    data = read_bytes(file, "artifact")
+    if data.startswith(GZIP):
+        try:
+            data = gzip.decompress(data)
+        except (OSError, EOFError, zlib.error) as error:
+            return Found(file, f"no artifact: {error}", data)
     if file.suffix == ".tmp":
         return Found(file, "a temporary file, still being written or left by a crash", data)
     try:
@@ -100,7 +101,7 @@ def choose(cell: FrozenCell, found: Sequence[Found], folder: Path) -> list[Found
         names = ", ".join(f"{each.file.name} of run {head.run_id}" for head, each in fitting)
         raise Refusal("artifacts", f"one run of mode {phase}", names, folder)
     ranks = [head.dp.get("rank") for head, _ in fitting]
-    if sorted(map(str, ranks)) != sorted(map(str, world)):
+    if sorted(map(repr, ranks)) != sorted(map(repr, world)):  # by type too: true is no rank, nor is "0"
         raise Refusal("artifacts: dp.rank", world, ranks, folder)
     return [each for _, each in sorted(fitting, key=_rank)]
 

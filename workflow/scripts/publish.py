@@ -71,7 +71,7 @@ def published_groups(groups: list[PublishedGroup], file: Path) -> list[Published
         Refusal: any other two points at one coordinate.
     """
     by_coordinate: dict[tuple[Any, ...], list[PublishedGroup]] = {}
-    for group in groups:
+    for group in sorted(groups, key=_benchmark_id):
         point = group.point
         split = msgspec.json.encode([point.partition, point.rows])
         where = (point.point_type, point.batch_size, point.total_prefill_tokens, point.total_kv_read_tokens, split)
@@ -86,11 +86,15 @@ def published_groups(groups: list[PublishedGroup], file: Path) -> list[Published
             ids = [group.benchmark_id for group in candidates]
             raise Refusal(f"points {ids}", "one point at each coordinate", f"{len(ids)} at {where[:4]}", file)
         kept += candidates
-    return sorted(kept, key=lambda group: group.benchmark_id)
+    return sorted(kept, key=_benchmark_id)
+
+
+def _benchmark_id(group: PublishedGroup) -> int:
+    return group.benchmark_id
 
 
 class Policy(NamedTuple):
-    """What a value is: its name for consumers, warm-ups and measurements of its point, warm-ups of its engine."""
+    """What a value is, in the columns of a table."""
 
     name: str
     warmup_repeats: int
