@@ -706,8 +706,16 @@ TAMPERED: list[tuple[str, Callable[[Document], Any], str]] = [
     # Real KV
     (MEDIAN, lambda d: d["kvwarm"].update(warm_eligible=1), "Expected `bool | null`, got `int`"),
     (MEDIAN, lambda d: d["kvwarm"].update(skip_reason="why"), "kvwarm.skip_reason: expected a known one, found why"),
-    (MEDIAN, lambda d: d["kvwarm"].update(skip_reason=None), "expected one of an ineligible configuration, found none"),
-    (MOE, lambda d: d["kvwarm"].update(skip_reason="dataset_empty"), "expected none of an eligible configuration"),
+    (
+        MEDIAN,
+        lambda d: d["kvwarm"].update(skip_reason=None),
+        "expected the reason of a skipped warm-up, found None",
+    ),
+    (
+        MOE,
+        lambda d: d["kvwarm"].update(skip_reason="dataset_empty"),
+        "expected null of an eligible warm-up, found 'dataset_empty'",
+    ),
     (MEDIAN, lambda d: d["kvwarm"].update(enabled=False), "kvwarm.enabled: expected True with skip_reason dense_model"),
     (
         MEDIAN,
@@ -786,7 +794,7 @@ def test_what_contradicts_the_rest_is_found(name: str, change: Callable[[Documen
         ),
         ({"precision": {"kv_cache": "fp8"}}, "engine.kv_cache.cache_dtype: expected fp8, found auto"),
         ({"precision": {"gemm": "fp8_block"}}, "engine.quantization.method: expected one for gemm fp8_block"),
-        ({"parallel_strategy": "tep"}, "kvwarm.warm_eligible: expected True of tep, found otherwise"),
+        ({"parallel_strategy": "tep"}, "kvwarm.warm_eligible: expected true of strategy tep, found false (dense_model"),
         (
             {"limits": {"max_num_tokens": 2048, "max_batch_size": 16, "max_model_len": 1024}},
             "expected 2048, found 1024",
@@ -807,7 +815,7 @@ def test_a_gpu_cell_with_graphs_was_not_measured_without():
 
 
 def test_a_block_that_a_strategy_must_have_is_missed():
-    assert "kvwarm: expected a block of dep, found none" in judged(
+    assert "kvwarm: expected a block of a decode cell of strategy dep, found none" in judged(
         sample(MEDIAN), lambda d: d.pop("kvwarm"), parallel_strategy="dep"
     )
 

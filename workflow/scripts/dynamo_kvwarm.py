@@ -11,7 +11,7 @@ from dense_policy import DENSE_SKIP
 from dynamo_blocks import Blocks, Kvwarm, leaves
 from dynamo_ledger import eager_points
 from dynamo_points import REAL_KV, Shape
-from seed_regime import BALANCED_MOE, MUST_WARM
+from seed_regime import BALANCED_MOE, kvwarm_findings
 
 SKIP_REASONS = (
     "flag_off",
@@ -30,24 +30,18 @@ def kvwarm_failures(
 ) -> Iterator[str]:
     """The verdict on real KV, its reason, its counters and its chains (5)."""
     kvwarm, phase = blocks.kvwarm, cell.identity.phase
-    must = phase == "decode" and cell.identity.parallel_strategy in MUST_WARM
+    block = None if artifact.kvwarm is UNSET else artifact.kvwarm
+    for line in kvwarm_findings(block, phase, cell.identity.parallel_strategy):
+        yield f"{where}{line}"
     if kvwarm is None:
-        if must:
-            yield f"{where}kvwarm: expected a block of {cell.identity.parallel_strategy}, found none"
         return
     if phase == "prefill":
         yield f"{where}kvwarm: expected none of a prefill cell, found one"
         return
-    if must and not (kvwarm.enabled and kvwarm.warm_eligible):
-        yield f"{where}kvwarm.warm_eligible: expected True of {cell.identity.parallel_strategy}, found otherwise"
     reason = kvwarm.skip_reason
-    if kvwarm.warm_eligible and reason is not None:
-        yield f"{where}kvwarm.skip_reason: expected none of an eligible configuration, found {reason}"
-    if kvwarm.warm_eligible is False and reason is None:
-        yield f"{where}kvwarm.skip_reason: expected one of an ineligible configuration, found none"
     if reason is not None and reason not in SKIP_REASONS and not reason.startswith(SKIP_PREFIXES):
         yield f"{where}kvwarm.skip_reason: expected a known one, found {reason}"
-    if kvwarm.enabled == (reason == "flag_off") or (kvwarm.warm_eligible and not kvwarm.enabled):
+    if kvwarm.enabled == (reason == "flag_off"):
         yield f"{where}kvwarm.enabled: expected {not kvwarm.enabled} with skip_reason {reason}, found {kvwarm.enabled}"
     yield from gate_failures(where, blocks, kvwarm)
     if bool(kvwarm.warm_eligible) != (kvwarm.dataset is not None) and reason != "peer_ineligible":

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
+from msgspec import UNSET
 
 from producer.adapters import adapter_of, pins_digest
 from producer.artifact import assemble, contract_of, receipt
@@ -26,6 +27,7 @@ from schemas.points import Point
 from merge_ranks import Ranks
 from point_checks import check_point, check_rejections, check_seconds, check_seeds
 from rank_checks import close, same
+from seed_regime import kvwarm_findings
 from session_checks import check_sessions
 
 NOT_DERIVED = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError)
@@ -193,6 +195,8 @@ def check_measured(files: MeasuredCell) -> Iterator[str]:
     """All checks of a measured cell; its points only under a contract that this checkout has."""
     yield from check_identity(files)
     yield from check_sessions(files.cell, files.journal)
+    block, identity = files.ranks.artifacts[0].kvwarm, files.cell.identity
+    yield from kvwarm_findings(None if block is UNSET else block, identity.phase, identity.parallel_strategy)
     for check in (check_derivation, check_course, check_clocks, check_seeding):
         yield from check(files)
     try:

@@ -238,7 +238,7 @@ def classify(
     kvwarm = None if merged.kvwarm is UNSET else merged.kvwarm
     why_not = unmet(Evidence(cell, config, kvwarm, engines))
     grouped = any(engine is not None and grouped_cache(engine) for engine in engines)
-    conflicts = list(kvwarm_findings(kvwarm, identity.phase, identity.parallel_strategy))
+    conflicts: list[str] = []
     labels, needed = list[str](), False
     for row in merged.results:
         case = Case(
