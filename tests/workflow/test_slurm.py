@@ -212,7 +212,10 @@ class Story:
 
         def due() -> bool:
             assert driver.process.poll() is None, driver.output
-            return len(driver.jobs) > 0 and self.tiny.look().points >= before.points + points
+            cell = self.tiny.look()
+            # A rank writes its points itself; what `status` reads of it follows within a second.
+            measuring = points == 0 or cell.progress.get("state") == "measuring"
+            return len(driver.jobs) > 0 and cell.points >= before.points + points and measuring
 
         wait_for(due, PATIENCE, name)
         struck, told_then = self.tiny.look(), self.tiny.status()
@@ -221,8 +224,9 @@ class Story:
         job = claim.get("slurm_job_id", driver.jobs[0])
         if waits:
             wait_for(lambda: self.is_over(job), PATIENCE, f"{name}: end of job {job}")
-            # Slurm forgets a job of a failed node before its processes have ended.
-            wait_for(lambda: not psutil.pid_exists(claim.get("pid", -1)), PATIENCE, f"{name}: end of the process")
+            # Slurm forgets a job before its processes have ended, and one that is killed at once claims after the blow.
+            pids = {held["pid"] for held in (struck.claim, self.tiny.look().claim) if held is not None}
+            wait_for(lambda: not any(map(psutil.pid_exists, pids)), PATIENCE, f"{name}: end of the process")
         self.blows[name] = Blow(driver, job, before, struck, self.tiny.look(), told_then, self.tiny.status())
         return self.blows[name]
 
