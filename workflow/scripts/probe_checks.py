@@ -1,0 +1,129 @@
+"""Whether probe records are what their deployment's launch must leave: each doubt is a line with both values.
+
+What one process says by itself is checked in worker_checks, scheduler_checks, cache_groups and cache_placement; here
+is what a launch as a whole must be, and what its processes and its phases must have in common.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from cache_groups import group_findings, memory_findings
+from cache_placement import placement_findings
+from scheduler_checks import scheduler_findings
+from worker_checks import worker_findings
+
+from producer.adapters import adapter_of, pins_digest
+from producer.resolving import launch_of, probe_digest
+from schemas.observation import EngineRecords, ProbeRecord, SchedulerRecord, WorkerRecord
+from schemas.request import Request, ResolvedDeployment
+
+from record_differences import RANK_OWN, Difference, scheduler_differences, worker_differences
+
+
+def _differ(pairs: Mapping[str, tuple[Any, Any]]) -> Iterator[str]:
+    for field, (expected, found) in pairs.items():
+        if expected != found:
+            yield f"{field}: expected {expected}, found {found}"
+
+
+def labelled(label: str, lines: Iterable[object]) -> Iterator[str]:
+    for line in lines:
+        yield f"{label}: {line}"
+
+
+def launch_findings(request: Request, deployment: ResolvedDeployment, record: ProbeRecord) -> Iterator[str]:
+    """The record is of this launch of this deployment, by this adapter."""
+    adapter = adapter_of(request.runtime_backend_version, "request")
+    yield from _differ(
+        {
+            "probe_digest": (probe_digest(request, deployment), record.probe_digest),
+            "launch": (launch_of(request, deployment), record.launch),
+            "pins_sha256": (pins_digest(adapter), record.pins_sha256),
+        }
+    )
+
+
+def rank_findings(deployment: ResolvedDeployment, records: EngineRecords, attempt_id: str) -> Iterator[str]:
+    """Every expected rank is there once, and every record is of one attempt."""
+    topology = deployment.topology
+    yield from _differ(
+        {
+            "worker ranks (dp, tp, pp)": (
+                [(dp, tp, 0) for dp in range(topology.dp) for tp in range(topology.tp)],
+                sorted((worker.dp_rank, worker.tp_rank, worker.pp_rank) for worker in records.workers),
+            ),
+            "scheduler ranks": (
+                list(range(topology.dp)),
+                sorted(scheduler.dp_rank for scheduler in records.schedulers),
+            ),
+        }
+    )
+    for process in (*records.workers, *records.schedulers):
+        yield from labelled(process.label, _differ({"attempt_id": (attempt_id, process.attempt_id)}))
+
+
+def process_findings(request: Request, deployment: ResolvedDeployment, records: EngineRecords) -> Iterator[str]:
+    """What each process says by itself, and what the processes of each data-parallel rank must have in common."""
+    for worker in records.workers:
+        yield from labelled(worker.label, worker_findings(request, deployment, worker))
+        yield from labelled(worker.label, group_findings(request.runtime_backend_version, worker.cache))
+        yield from labelled(worker.label, placement_findings(worker.cache))
+    for scheduler in records.schedulers:
+        yield from labelled(scheduler.label, scheduler_findings(request, deployment, scheduler))
+        own = [worker for worker in records.workers if worker.dp_rank == scheduler.dp_rank]
+        yield from labelled(scheduler.label, memory_findings(deployment, own, scheduler))
+
+
+def common_findings(records: EngineRecords) -> Iterator[str]:
+    """Every rank has what the first one has, but for the size of its pool and the shard of the weights."""
+    first_worker, first_scheduler = first_of(records)
+    for worker in records.workers[1:]:
+        found = (each for each in worker_differences(first_worker, worker) if each.field not in RANK_OWN)
+        yield from labelled(worker.label, beside(first_worker.label, found))
+    for scheduler in records.schedulers[1:]:
+        found = scheduler_differences(first_scheduler, scheduler)
+        yield from labelled(scheduler.label, beside(first_scheduler.label, found))
+    for scheduler in records.schedulers[:1]:
+        expected, own = first_worker.runtime.model_dump(), scheduler.runtime.model_dump()
+        if expected != own:
+            yield f"{scheduler.label}: runtime: expected that of {first_worker.label}, {expected}, found {own}"
+
+
+def phase_findings(reference: ProbeRecord, record: ProbeRecord) -> Iterator[str]:
+    """Both phases are launched alike: rank by rank, everything is equal but the size of the pool."""
+    workers = {worker.label: worker for worker in reference.workers}
+    schedulers = {scheduler.label: scheduler for scheduler in reference.schedulers}
+    label = f"the {reference.phase} launch"
+    for worker in record.workers:
+        if (other := workers.get(worker.label)) is not None:
+            yield from labelled(worker.label, beside(label, worker_differences(other, worker)))
+    for scheduler in record.schedulers:
+        if (twin := schedulers.get(scheduler.label)) is not None:
+            yield from labelled(scheduler.label, beside(label, scheduler_differences(twin, scheduler)))
+
+
+def first_of(records: EngineRecords) -> tuple[WorkerRecord, SchedulerRecord]:
+    return records.workers[0], records.schedulers[0]
+
+
+def beside(label: str, found: Iterable[Difference]) -> Iterator[str]:
+    for field, expected, other in found:
+        yield f"{field}: expected {expected!r} of {label}, found {other!r}"
+
+
+def diagnose(request: Request, deployment: ResolvedDeployment, records: list[ProbeRecord]) -> list[str]:
+    """Every reason why these records are no profile, with the phase and the process in front."""
+    found = list(_differ({"phases": (sorted(deployment.phases), sorted(record.phase for record in records))}))
+    for record in records:
+        found += labelled(record.phase, launch_findings(request, deployment, record))
+        ranks = list(rank_findings(deployment, record, record.attempt_id))
+        found += labelled(record.phase, ranks)
+        if not record.workers or not record.schedulers:
+            continue
+        found += labelled(record.phase, process_findings(request, deployment, record))
+        found += labelled(record.phase, common_findings(record))
+    for record in records[1:]:
+        found += labelled(record.phase, phase_findings(records[0], record))
+    if len({record.attempt_id for record in records}) != len(records):
+        found.append(f"attempt_id: expected one of each phase's launch, found {records[0].attempt_id} twice")
+    return list(dict.fromkeys(found))

@@ -1,0 +1,110 @@
+"""What differs between two processes of the same launch, or between two launches of the same deployment.
+
+Ranks and launches may hold pools of another size, and nothing else: replicas profile their memory independently
+(vllm#46106). So a cache is compared by its geometry, which leaves the number of blocks out.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from schemas.canonical import Strict
+from schemas.observation import CacheMemory, SchedulerRecord, TensorAllocation, WorkerRecord
+
+ABSENT = "absent"
+
+WORKER_OWN = {"attempt_id", "dp_rank", "tp_rank", "pp_rank", "cache"}
+"""Which process a worker record is of; its cache is compared by its geometry."""
+
+SCHEDULER_OWN = {"attempt_id", "dp_rank", "num_blocks", "initial_free_blocks", "max_concurrency"}
+"""Which process a scheduler record is of, and what follows from the size of its pool."""
+
+RANK_OWN = ("model.weights_bytes",)
+"""Fields in which ranks of one launch differ: tensor-parallel shards need not be equally large."""
+
+
+class Difference(NamedTuple):
+    """A field whose values differ: dots between keys, numbers in brackets."""
+
+    field: str
+    expected: Any
+    found: Any
+
+    def __str__(self) -> str:
+        return f"{self.field}: expected {self.expected!r}, found {self.found!r}"
+
+
+def differences(expected: Any, found: Any, field: str = "") -> Iterator[Difference]:
+    """The deepest fields in which two trees of plain values differ; 1, 1.0 and True are three values."""
+    if isinstance(expected, Mapping) and isinstance(found, Mapping):
+        for key in dict.fromkeys([*expected, *found]):
+            below = f"{field}.{key}" if field else str(key)
+            yield from differences(expected.get(key, ABSENT), found.get(key, ABSENT), below)
+    elif isinstance(expected, list | tuple) and isinstance(found, list | tuple):
+        if len(expected) != len(found):
+            yield Difference(f"number of {field}", len(expected), len(found))
+        for index, pair in enumerate(zip(expected, found, strict=False)):
+            yield from differences(*pair, f"{field}[{index}]")
+    elif type(expected) is not type(found) or expected != found:
+        yield Difference(field, expected, found)
+
+
+def geometry(cache: CacheMemory) -> dict[str, Any]:
+    """Where each group's layers and their views lie, in blocks: equal for caches that differ in their size alone."""
+    return {
+        **_plain(cache, "kv_cache_layout", "kv_tp_replicas", "groups", "kernel_block_size_tokens", "layer_classes"),
+        "devices": sorted({storage.device for storage in cache.storages}),
+        "tensor_allocations": [_placement(tensor, cache.num_blocks) for tensor in cache.tensor_allocations],
+        "layer_tensors": _views(cache),
+    }
+
+
+def _plain(record: Strict, *fields: str) -> dict[str, Any]:
+    return record.model_dump(include=set(fields), exclude_none=True)
+
+
+def _scaled(stride: int, num_blocks: int, block_stride: int) -> dict[str, int]:
+    """A distance that is whole layers of all blocks, by one block of them; one within a block, in bytes."""
+    if stride >= block_stride and stride % num_blocks == 0:
+        return {"bytes_of_each_block": stride // num_blocks}
+    return {"bytes": stride}
+
+
+def _placement(tensor: TensorAllocation, num_blocks: int) -> dict[str, Any]:
+    return {
+        **_plain(tensor, "storage_id", "layers", "block_stride", "host_resident"),
+        "offset": _scaled(tensor.offset, num_blocks, tensor.block_stride),
+        "layer_stride": _scaled(tensor.layer_stride, num_blocks, tensor.block_stride),
+    }
+
+
+def _views(cache: CacheMemory) -> dict[str, list[dict[str, Any]]]:
+    """The views of each layer, from the start of its first page."""
+    starts = {
+        layer: tensor.offset + index * tensor.layer_stride
+        for tensor in cache.tensor_allocations
+        for index, layer in enumerate(tensor.layers)
+    }
+    return {
+        layer: [
+            {
+                **_plain(view, "storage_id", "stride_bytes", "dtype", "element_size_bytes"),
+                "kernel_blocks_of_a_block": view.shape[0] / cache.num_blocks,
+                "shape": view.shape[1:],
+                "offset_in_page": view.storage_offset_bytes - starts.get(layer, 0),
+            }
+            for view in views
+        ]
+        for layer, views in cache.layer_tensors.items()
+    }
+
+
+def worker_differences(expected: WorkerRecord, found: WorkerRecord) -> Iterator[Difference]:
+    """All but which rank it is, and how many blocks it has."""
+    yield from differences(*(record.model_dump(exclude=WORKER_OWN, exclude_none=True) for record in (expected, found)))
+    yield from differences(geometry(expected.cache), geometry(found.cache), "cache")
+
+
+def scheduler_differences(expected: SchedulerRecord, found: SchedulerRecord) -> Iterator[Difference]:
+    """All but which rank it is, and how many blocks it has."""
+    both = (record.model_dump(exclude=SCHEDULER_OWN, exclude_none=True) for record in (expected, found))
+    yield from differences(*both)
