@@ -12,6 +12,7 @@ import signal
 import socket
 import sys
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -206,13 +207,14 @@ class Head:
         return verdict(ended)
 
     def begin(self, facts: dict[str, Any], seconds: float) -> Place:
-        """Wait for every follower and let them begin; returns this place with its own address.
+        """Wait for every follower and let them begin; returns this place with its own address and the attempt.
 
         Raises:
             Refusal: a node that does not come within `seconds`, or would run something else than `facts`.
         """
+        place = self._place._replace(attempt_id=uuid.uuid4().hex)
         if self._listener is None:
-            return self._place
+            return place
         if not _wait(self._all_here, seconds):
             missing = sorted(set(range(1, self._place.nodes)) - self._facts.keys())
             what = f"every node within {seconds:.0f} s"
@@ -227,9 +229,9 @@ class Head:
                 if ours != found:
                     raise Refusal(f"{field} of node {node}", f"{ours} of the head", found, self._where)
         for follower in self._followers.values():
-            follower.send(begin=True)
+            follower.send(begin=place.attempt_id)
         own = next(iter(self._followers.values())).own
-        return self._place._replace(head=own, address=own)
+        return place._replace(head=own, address=own)
 
     @property
     def _where(self) -> str:
@@ -289,7 +291,7 @@ class Follower:
 
     def __init__(self, place: Place, seconds: float) -> None:
         self.code: int | None = None
-        self._place, self._began = place, False
+        self._place, self._attempt_id = place, ""
         address = (place.head, place.control_port)
         _resolve(*address)
         connected: list[Connection] = []
@@ -309,7 +311,7 @@ class Follower:
     def ended(self) -> Ended | None:
         """How the head ended, once it has."""
         for message in self._head.receive():
-            self._began = self._began or "begin" in message
+            self._attempt_id = self._attempt_id or str(message.get("begin", ""))
             if isinstance(message.get("end"), int):
                 self.code = message["end"]
         if self._head.gone and self.code is None:
@@ -318,12 +320,13 @@ class Follower:
         return None if self.code is None else Ended(self.code, "the head ended")
 
     def wait_for_begin(self) -> Place | None:
-        """This place with its address and the head's, once all are to begin; None when the head has ended instead."""
-        while self.ended() is None and not self._began:
+        """This place with its address, the head's and the attempt, once all are to begin; None when the head has ended
+        instead."""
+        while self.ended() is None and not self._attempt_id:
             time.sleep(POLL_SECONDS)
         if self.code is not None:
             return None
-        return self._place._replace(head=self._head.other, address=self._head.own)
+        return self._place._replace(head=self._head.other, address=self._head.own, attempt_id=self._attempt_id)
 
     def verdict(self, seconds: float | None) -> int:
         """The head's exit code, which is every node's; 1 when it does not say within `seconds`."""

@@ -6,12 +6,10 @@ import sys
 import time
 import traceback
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from producer.heartbeat import Heartbeat
-from producer.launch_checks import refuse_unmodelled
-from producer.nodes import Place
+from producer.nodes import ATTEMPT_ID, Place
 from schemas.errors import Refusal
 from schemas.launch import EngineSettings, GraphSettings, Limits, Precision, Topology
 
@@ -106,8 +104,8 @@ def network_environment(address: str) -> dict[str, str]:
 class Engine:
     """A started engine whose core runs in this process; `start_seconds` covers import, loading and warm-up.
 
-    `group` connects the data-parallel ranks of the launch, None for a single one. `threads` are those of each worker
-    process, and what the environment says of them.
+    `group` connects the data-parallel ranks of the launch, None for a single one. `workers` are the records of this
+    rank's workers, on whatever node; `threads` are those of each, and what the environment says of them.
     """
 
     def __init__(self, llm: Any, start_seconds: float) -> None:
@@ -115,17 +113,25 @@ class Engine:
         self.core = llm.llm_engine.engine_core.engine_core
         self.scheduler: BenchmarkScheduler = self.core.scheduler
         self.group: Any = llm.llm_engine.dp_group
-        workers = self.observe_workers()
-        self.device_names: list[str] = [worker["device_name"] for worker in workers]
+        self.workers = self.observe_workers()
+        hardware = [worker["hardware"] for worker in self.workers]
+        self.device_names: list[str] = [device["device_name"] for device in hardware]
         self.device: str = self.core.vllm_config.device_config.device_type
         self.threads = {
-            "torch_num_threads": [worker["threads"] for worker in workers],
+            "torch_num_threads": [device["threads"] for device in hardware],
             **{name: os.environ[name] for name in THREAD_SETTINGS if name in os.environ},
         }
 
     def observe_workers(self) -> list[dict[str, Any]]:
+        """The records of this rank's workers, as plain values."""
         records: list[dict[str, Any]] = self.llm.collective_rpc("observe_worker")
         return records
+
+    def observe_scheduler(self) -> dict[str, Any]:
+        """The scheduler record of this data-parallel rank, as plain values."""
+        from producer.observe_memory import scheduler_record
+
+        return scheduler_record(self.scheduler)
 
     def observe_graph(self) -> dict[str, Any]:
         """The `cudagraph` block that every worker reports.
@@ -191,7 +197,7 @@ def set_environment(environment: dict[str, str], rank: Rank) -> None:
     if rank.place.nodes > 1:
         for name, value in network_environment(rank.place.address).items():
             os.environ.setdefault(name, value)
-    os.environ.update(environment | rank.environment)
+    os.environ.update(environment | rank.environment | {ATTEMPT_ID: rank.place.attempt_id})
 
 
 def engine_arguments(model: str, launch: Launch, rank: Rank) -> dict[str, Any]:
@@ -240,16 +246,17 @@ def refused_starts(model: str) -> Iterator[None]:
 
 
 def start(model: str, launch: Launch, environment: dict[str, str], rank: Rank) -> Engine:
-    """Start vLLM on `model`. Call `check_installed` first: importing an unknown engine may already do harm."""
+    """Start vLLM on `model`, whatever launch that gives: whoever measures calls `refuse_unmodelled` next.
+
+    Call `check_installed` first: importing an unknown engine may already do harm.
+    """
     set_environment(environment, rank)
     began = time.monotonic()
     from vllm import LLM
 
     with refused_starts(model):
         llm = LLM(**engine_arguments(model, launch, rank))
-    engine = Engine(llm, time.monotonic() - began)
-    refuse_unmodelled(engine.scheduler, Path(model))
-    return engine
+    return Engine(llm, time.monotonic() - began)
 
 
 def follow(model: str, launch: Launch, environment: dict[str, str], rank: Rank, heart: Heartbeat) -> None:

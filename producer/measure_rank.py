@@ -18,7 +18,7 @@ from producer.device_state import reader_of
 from producer.exclusive import utc_now
 from producer.heartbeat import Heartbeat
 from producer.journal import Journal, JournalWriter, check_sessions, read_journal
-from producer.launch_checks import launch_facts
+from producer.launch_checks import refuse_unmodelled
 from producer.lockstep import Lockstep
 from producer.nodes import Place, add_arguments, given_place
 from producer.progress import PointLog
@@ -26,9 +26,10 @@ from producer.record import producer_record, serving_config
 from producer.session import Host, MeasurementFailed, measure
 from producer.supervise import prepare_rank
 from producer.tokens import TokenStream
-from schemas.canonical import read_model
+from schemas.canonical import Strict, parse, read_model
 from schemas.errors import Refusal, run
 from schemas.journal import PointLine, RankSession, SessionLine, decode_rank_session
+from schemas.observation import SchedulerRecord, WorkerRecord
 from schemas.plan import FrozenCell
 
 
@@ -50,14 +51,24 @@ def check_engine(cell: FrozenCell, engine: Any) -> None:
         raise Refusal("engine free blocks", f"at least {cell.free_blocks} of the accepted profile", free, cell.name)
 
 
+def checked(model: type[Strict], record: dict[str, Any], where: str) -> dict[str, Any]:
+    """A record of an engine's process as the journal holds it: of its schema, without absent fields.
+
+    Raises:
+        Refusal: a field that the schema does not have so.
+    """
+    values: dict[str, Any] = parse(model, record, where).model_dump(mode="json", exclude_none=True)
+    return values
+
+
 def rank_session(cell: FrozenCell, engine: Any, rank: int) -> RankSession:
     """What this rank's engine says of itself."""
-    from producer.observe import group_record, observe_engine
+    from producer.observe import observe_engine
 
     scheduler = engine.scheduler
     cudagraph = engine.observe_graph()
-    groups = [group_record(group) for group in scheduler.kv_cache_config.kv_cache_groups]
-    serving = serving_config(groups, launch_facts(scheduler), cell.name)
+    observed = engine.observe_scheduler()
+    serving = serving_config(observed["groups"], observed["launch"], cell.name)
     free = scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
     limits = {
         "max_num_scheduled_tokens": scheduler.max_num_scheduled_tokens,
@@ -84,6 +95,10 @@ def rank_session(cell: FrozenCell, engine: Any, rank: int) -> RankSession:
             "usable_blocks_without_watermark": free,
             "usable_blocks_with_watermark": free,
             "kvwarm_eligible": decode,
+        },
+        runtime={
+            "workers": [checked(WorkerRecord, record, cell.name) for record in engine.workers],
+            "scheduler": checked(SchedulerRecord, observed, cell.name),
         },
     )
 
@@ -143,6 +158,7 @@ def measure_rank(cell: FrozenCell, folder: Path, rank: int, place: Place, heart:
     journal_file = folder / "repetitions.jsonl"
     journal = read_journal(journal_file, cell.digest)
     engine = engine_half.start(cell.model, identity, identity.environment, parallel)
+    refuse_unmodelled(engine.scheduler, Path(cell.model))
     check_engine(cell, engine)
 
     def run_dummy_batch() -> None:

@@ -51,10 +51,15 @@ def launch_words(execution: Execution) -> list[str]:
     return words
 
 
+ATTEMPT_ID = "PASSGRID_ATTEMPT_ID"
+"""Environment variable of every process of an engine: which launch it is of."""
+
+
 class Place(NamedTuple):
     """One node of a launch. Node 0 is the head: the others find it at `head`, and it claims, writes and decides.
 
-    `address` is the one under which the other nodes reach this one, known once they have met.
+    `address` is the one under which the other nodes reach this one, known once they have met; `attempt_id` is of the
+    launch, made by the head when all begin, and empty in an engine that nobody supervises.
     """
 
     nodes: int = 1
@@ -62,6 +67,7 @@ class Place(NamedTuple):
     head: str = "127.0.0.1"
     port: int = 0
     address: str = ""
+    attempt_id: str = ""
 
     @property
     def control_port(self) -> int:
@@ -72,6 +78,7 @@ class Place(NamedTuple):
         """For the command line of a rank's process."""
         values = {"--nodes": self.nodes, "--node-rank": self.node_rank, "--head-address": self.head}
         values |= {"--port": self.port, "--own-address": self.address}
+        values["--attempt-id"] = self.attempt_id
         return [f"{name}={value}" for name, value in values.items()]
 
 
@@ -82,11 +89,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--head-address", default="127.0.0.1", help="where the other nodes reach node 0")
     parser.add_argument("--port", type=int, default=0, help=f"first of {PORTS} free ports of node 0")
     parser.add_argument("--own-address", default="", help=argparse.SUPPRESS)
+    parser.add_argument("--attempt-id", default="", help=argparse.SUPPRESS)
 
 
 def given_place(arguments: argparse.Namespace) -> Place:
     """The place of `add_arguments`."""
-    return Place(arguments.nodes, arguments.node_rank, arguments.head_address, arguments.port, arguments.own_address)
+    return Place(
+        arguments.nodes,
+        arguments.node_rank,
+        arguments.head_address,
+        arguments.port,
+        arguments.own_address,
+        arguments.attempt_id,
+    )
 
 
 def first_host(nodelist: str) -> str:

@@ -31,15 +31,14 @@ def probe_rank(arguments: argparse.Namespace, heart: Heartbeat) -> None:
         engine.follow(deployment.model, deployment, request.environment, rank, heart)
         return
     started = engine.start(deployment.model, deployment, request.environment, rank)
-    from producer.observe import observe_scheduler
-
-    own = msgspec.json.encode((started.observe_workers(), observe_scheduler(started.scheduler)))
+    own = msgspec.json.encode((started.workers, started.observe_scheduler()))
     ranks = [msgspec.json.decode(data) for data in Lockstep(started.group).exchange(own)]
     started.stop()
     if arguments.rank != 0:
         return
     record = {
         "probe_digest": probe_digest(request, deployment),
+        "attempt_id": rank.place.attempt_id,
         "phase": arguments.phase,
         "launch": launch_of(request, deployment),
         "pins_sha256": pins_digest(adapter_of(request.runtime_backend_version, arguments.campaign)),

@@ -103,7 +103,7 @@ def check_producer_record(record: Mapping[str, Any], cell: FrozenCell, adapter: 
 
 
 def serving_config(groups: Sequence[Mapping[str, Any]], launch: Mapping[str, Any], where: Path | str) -> dict[str, Any]:
-    """What the align rule hangs on: `groups` as observed (`observe.group_record`), `launch` of `launch_facts`.
+    """What the align rule hangs on: `groups` of a scheduler record, `launch` of `launch_facts`.
 
     `mamba_prefill_checkpoint` is null without a recurrent group. vLLM takes the alignment of the first recurrent
     group for all (0.33.0, v1/core/sched/scheduler.py:437), so it is only right where they agree.
@@ -111,10 +111,11 @@ def serving_config(groups: Sequence[Mapping[str, Any]], launch: Mapping[str, Any
     Raises:
         Refusal: recurrent groups with different checkpoint blocks or alignments.
     """
+    specs = [next(iter(group["layer_specs"].values())) for group in groups]
     checkpoints = [
-        {"blocks": group["num_prefill_checkpoint_blocks"], "alignment": group["prefill_checkpoint_alignment"]}
-        for group in groups
-        if group["spec_type"] == RECURRENT
+        {"blocks": spec["num_prefill_checkpoint_blocks"], "alignment": spec.get("prefill_checkpoint_alignment")}
+        for spec in specs
+        if spec["spec_type"] == RECURRENT
     ]
     if any(checkpoint != checkpoints[0] for checkpoint in checkpoints):
         field = "serving_config.mamba_prefill_checkpoint"

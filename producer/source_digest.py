@@ -17,12 +17,13 @@ MEASURING = (
     "schemas/journal.py",
     "schemas/launch.py",
     "schemas/native.py",
+    "schemas/observation.py",
     "schemas/points.py",
 )
 """Modules that decide what is measured and what is written of it. A new one counts until it is named below.
 
-Of the schemas: the lines and the artifact that are written, the capture sizes that an engine is given, and the point
-keys that the prompts hang on. The others only read what a cell's own digest covers.
+Of the schemas: the lines, the records in them and the artifact that are written, the capture sizes that an engine is
+given, and the point keys that the prompts hang on. The others only read what a cell's own digest covers.
 """
 
 NOT_MEASURING = {

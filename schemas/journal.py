@@ -12,7 +12,10 @@ from schemas.native import CudagraphObservation, Prompts, RejectedRepetition, Sc
 
 
 class RankSession(Struct, frozen=True):
-    """One data-parallel rank's engine. `engine`, `limits`, `cudagraph` and `capacity` become blocks of its artifact."""
+    """One data-parallel rank's engine. `engine`, `limits`, `cudagraph` and `capacity` become blocks of its artifact.
+
+    `runtime` holds the records of this launch (`schemas.observation`): `workers` and `scheduler`, without nulls.
+    """
 
     dp_rank: int
     device_name: str
@@ -21,6 +24,7 @@ class RankSession(Struct, frozen=True):
     limits: dict[str, int]
     cudagraph: dict[str, Any]
     capacity: dict[str, Any]
+    runtime: dict[str, Any]
 
 
 class SessionLine(Struct, frozen=True, tag_field="kind", tag="session"):

@@ -150,6 +150,7 @@ class LayerSpec(Strict):
     # MLAAttentionSpec, SlidingWindowMLASpec
     cache_dtype_str: str | None = None
     alignment: Size | None = None
+    topk_buffer_width: Size | None = None
     model_version: str | None = None
     cache_role: str | None = None
     is_index_group_leader: bool | None = None

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -77,11 +78,17 @@ def test_nodes_that_end_well_end_with_the_heads_code(launch: Launch):
     assert launch.log(0) == "ended: \n"
 
 
-def test_each_node_learns_its_own_address_and_the_heads(launch: Launch):
-    body = "assert place == (2, %d, '127.0.0.1', place[3], '127.0.0.1'), place"
-    launch.start(0, body % 0)
-    launch.start(1, body % 1)
-    assert launch.codes() == [0, 0]
+def test_each_node_learns_its_own_address_the_heads_and_the_attempt(launch: Launch, tmp_path: Path):
+    body = "assert place[:5] == (2, %d, '127.0.0.1', place[3], '127.0.0.1'), place\nopen(FILE, 'a').write(place[5])"
+    attempts = []
+    for again in range(2):
+        launch.start(0, body % 0)
+        launch.start(1, body % 1)
+        assert launch.codes() == [0, 0]
+        (attempt,) = {(tmp_path / f"pid{node}").read_text()[32 * again :] for node in (0, 1)}
+        attempts.append(attempt)
+    assert all(re.fullmatch("[0-9a-f]{32}", attempt) for attempt in attempts)
+    assert attempts[0] != attempts[1]
 
 
 def test_a_head_with_nothing_to_do_waits_for_the_others_to_say_so(launch: Launch):

@@ -18,7 +18,7 @@ SESSION = SessionLine(
     run_id="r",
     started_at="2026-01-01T00:00:00Z",
     producer={},
-    ranks=[RankSession(0, "cpu", 1.0, engine={}, limits={}, cudagraph={}, capacity={})],
+    ranks=[RankSession(0, "cpu", 1.0, engine={}, limits={}, cudagraph={}, capacity={}, runtime={})],
 )
 
 

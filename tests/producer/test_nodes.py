@@ -13,7 +13,7 @@ from conftest import ROOT, Workspace
 from two_nodes import write_campaign
 
 from producer.control import Engines
-from producer.engine import Rank
+from producer.engine import Rank, set_environment
 from producer.graph import CampaignGraph
 from producer.launch import command_of
 from producer.nodes import FIRST_PORT, PORTS, Place, first_host, launch_words, nodes_needed, place_of, slurm_place
@@ -263,6 +263,13 @@ def test_each_node_starts_its_share_of_the_data_parallel_ranks():
     }
     assert Rank(5, 8, ON_NODE_1).arguments == {}
     assert not Rank(5, 8, ON_NODE_1).follows
+
+
+def test_every_process_of_an_engine_knows_its_launch(monkeypatch):
+    monkeypatch.setattr(os, "environ", {"PASSGRID_ATTEMPT_ID": "of another launch"})
+    set_environment({"OMP_NUM_THREADS": "1"}, Rank(place=Place(attempt_id="a" * 32)))
+    assert os.environ["PASSGRID_ATTEMPT_ID"] == "a" * 32
+    assert os.environ["OMP_NUM_THREADS"] == "1"
 
 
 def test_an_engine_over_nodes_schedules_on_the_head_alone():

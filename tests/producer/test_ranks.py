@@ -30,7 +30,7 @@ def test_tensor_parallel_workers_hold_a_part_each(parallel: Path):
     assert len(record["schedulers"]) == 1
     # Two KV heads over two workers: one each. 4 layers x K and V x 128 tokens x 64 x 2 bytes, of 64 MiB a worker.
     page = 4 * 2 * 128 * 64 * 2
-    assert [worker["num_blocks"] for worker in record["workers"]] == [(64 << 20) // page] * 2
+    assert [worker["cache"]["num_blocks"] for worker in record["workers"]] == [(64 << 20) // page] * 2
     (artifact,) = [read_struct(RankArtifact, cell_folder(parallel, "decode-tensor") / "benchmark.json", "rank")]
     assert artifact.engine["threads"]["torch_num_threads"] == [1, 1]
     assert artifact.engine["parallel"]["tensor_parallel_size"] == 2

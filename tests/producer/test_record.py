@@ -175,20 +175,19 @@ def test_a_cell_of_another_protocol_is_read_by_the_producers_of_that_protocol(hi
     assert list(check_producer_record(record | {"producer_digest": "9" * 64}, cell, CPU)) == []
 
 
+def group(**spec: object) -> dict[str, object]:
+    """A scheduler's group with the spec of its first layer, as far as it is asked."""
+    return {"spec_type": spec["spec_type"], "layer_specs": {"layer": spec}}
+
+
 def recurrent(blocks: int, alignment: int | None) -> dict[str, object]:
-    return {
-        "spec_type": "MambaSpec",
-        "num_prefill_checkpoint_blocks": blocks,
-        "prefill_checkpoint_alignment": alignment,
-    }
+    return group(spec_type="MambaSpec", num_prefill_checkpoint_blocks=blocks, prefill_checkpoint_alignment=alignment)
 
 
-ATTENTION = {
-    "spec_type": "FullAttentionSpec",
-    "num_prefill_checkpoint_blocks": None,
-    "prefill_checkpoint_alignment": None,
-}
-TAIL = ATTENTION | {"spec_type": "CircularBufferSpec"}
+ATTENTION = group(spec_type="FullAttentionSpec")
+TAIL = group(spec_type="CircularBufferSpec")
+UNIFORM = recurrent(1, 16) | {"spec_type": "UniformTypeKVCacheSpecs"}
+"""What no scheduler of these releases keeps, and would count by its layers all the same."""
 
 
 @pytest.mark.parametrize(
@@ -198,8 +197,9 @@ TAIL = ATTENTION | {"spec_type": "CircularBufferSpec"}
         ([ATTENTION, TAIL], None),
         ([recurrent(0, None), ATTENTION], {"blocks": 0, "alignment": None}),
         ([recurrent(1, 16), recurrent(1, 16), ATTENTION, TAIL], {"blocks": 1, "alignment": 16}),
+        ([recurrent(1, 16), UNIFORM], {"blocks": 1, "alignment": 16}),
     ],
-    ids=["attention", "attention and a tail", "no checkpoint block", "FlashKDA"],
+    ids=["attention", "attention and a tail", "no checkpoint block", "FlashKDA", "uniform"],
 )
 def test_the_prefill_checkpoint_is_that_of_the_recurrent_groups(groups, checkpoint):
     launch = {"num_lookahead_tokens": 0}

@@ -449,7 +449,7 @@ def conversed(cell: FrozenCell, engine: Engine, journal: Journal, until: int = 1
             submission = talk.send(engine.answer(submission.requests))
     except StopIteration:
         pass
-    rank = RankSession(0, "cpu", 1.0, {}, {}, {}, {})
+    rank = RankSession(0, "cpu", 1.0, {}, {}, {}, {}, {})
     session = SessionLine("", cell.digest, number, "0" * 32, "", {}, [rank])
     return Journal((*journal.sessions, session), (*journal.points, *lines))
 
