@@ -121,6 +121,9 @@ def test_each_doubt_about_a_scheduler_names_the_field_and_both_values(field: str
         ("scheduler_config.prefill_schedule_interval", 2, 1),
         ("scheduler_config.scheduler_reserve_full_isl", False, True),
         ("scheduler_config.watermark", 0.1, 0.0),
+        ("num_lookahead_tokens", 0.0, 0),
+        ("prefix_replay_tokens", False, 0),
+        ("parallel_config.pipeline_parallel_size", True, 1),
     ],
 )
 def test_a_setting_that_no_rule_describes_is_a_finding_by_name_and_value(setting: str, value: Any, expected: Any):

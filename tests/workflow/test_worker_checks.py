@@ -92,7 +92,7 @@ PINNED = "vllm/v1/core/sched/scheduler.py"
         ("settings/moe_backend", "triton", "settings.moe_backend: expected auto, found triton"),
         ("settings/attention_backends", [], "settings.attention_backends: expected a backend, found none"),
         ("settings/offload_backend", "uva", "settings.offload_backend: expected auto, found uva"),
-        ("settings/cpu_offload_gb", 0.5, "settings.cpu_offload_gb: expected 0, found 0.5"),
+        ("settings/cpu_offload_gb", 0.5, "settings.cpu_offload_gb: expected 0.0, found 0.5"),
         ("settings/speculative_config", "eagle", "settings.speculative_config: expected None, found eagle"),
         ("settings/kv_transfer_config", "nixl", "settings.kv_transfer_config: expected None, found nixl"),
         (
@@ -110,7 +110,7 @@ PINNED = "vllm/v1/core/sched/scheduler.py"
         (
             "settings/compilation/max_cudagraph_capture_size",
             8,
-            "settings.compilation.max_cudagraph_capture_size: expected 0, found 8",
+            "settings.compilation.max_cudagraph_capture_size: expected None, found 8",
         ),
         (
             "settings/initial_compilation/max_cudagraph_capture_size",
@@ -134,6 +134,7 @@ PINNED = "vllm/v1/core/sched/scheduler.py"
         ),
         ("hardware/device_type", "cuda", "hardware.device_type: expected cpu, found cuda"),
         ("hardware/device_name", "", "hardware.device_name: expected a name, found none"),
+        ("hardware/device_name", "gpu", "hardware.device_name: expected cpu, found gpu"),
         ("hardware/compute_capability", "9.0", "hardware.compute_capability: expected None, found 9.0"),
         ("hardware/total_memory_bytes", 256 * MIB, "expected at most 0 beside the cache in 268435456 of memory"),
         ("hardware/threads", 2, "hardware.threads: expected 1 of the campaign's environment, found 2"),

@@ -23,9 +23,9 @@ QUANTIZATION_METHODS = {
 
 
 def differ(pairs: Mapping[str, tuple[Any, Any]]) -> Iterator[str]:
-    """A line for each field whose expected and found value are not equal, or of two types."""
+    """A line for each field whose expected and found value are not equal, or of two types: 1 is no 1.0 and no True."""
     for field, (expected, found) in pairs.items():
-        if expected != found or isinstance(expected, bool) != isinstance(found, bool):
+        if expected != found or type(expected) is not type(found):
             yield f"{field}: expected {expected}, found {found}"
 
 

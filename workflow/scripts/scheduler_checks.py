@@ -19,6 +19,9 @@ CHUNKED = "scheduler_config.enable_chunked_prefill"
 MAY_BE_OFF = ("cache_config.enable_prefix_caching", CHUNKED)
 """Settings that a platform may switch off (MLA on the CPU): the profile says so, and planning refuses it."""
 
+GIGABYTES = "vllm_config.offload_config.uva.cpu_offload_gb"
+"""The one number of `MODELLED` that releases hold as an integer or a float."""
+
 BLOCK_FACTS = ("block_size", "cache_config.block_size", "hash_block_size", "recurrent_block_sizes")
 """What `launch` says of blocks, beside the settings of `MODELLED`."""
 
@@ -57,8 +60,13 @@ def launch_findings(scheduler: SchedulerRecord) -> Iterator[str]:
     for setting, modelled, found in unmodelled(launch):
         if setting not in MAY_BE_OFF or not isinstance(found, bool):
             yield f"launch.{setting}: expected {modelled}, found {found}"
+    for setting, modelled in MODELLED.items():
+        found = launch[setting]
+        if found == modelled and setting != GIGABYTES and type(found) is not type(modelled):
+            yield f"launch.{setting}: expected {modelled}, found {found}"
     own = {
         "block_size": scheduler.block_size,
+        "cache_config.block_size": scheduler.block_size,
         "hash_block_size": scheduler.hash_block_size,
         "cache_config.enable_prefix_caching": scheduler.enable_prefix_caching,
         "cache_config.prefix_cache_retention_interval": scheduler.prefix_cache_retention_interval,

@@ -126,7 +126,7 @@ def settings_findings(request: Request, deployment: ResolvedDeployment, settings
             "settings.enable_eplb": (False, settings.enable_eplb),
             "settings.moe_backend": ("auto", settings.moe_backend),
             "settings.offload_backend": ("auto", settings.offload_backend),
-            "settings.cpu_offload_gb": (0, settings.cpu_offload_gb),
+            "settings.cpu_offload_gb": (0.0, settings.cpu_offload_gb),
             "settings.speculative_config": (None, settings.speculative_config),
             "settings.kv_transfer_config": (None, settings.kv_transfer_config),
         }
@@ -280,7 +280,12 @@ def hardware_findings(request: Request, worker: WorkerRecord) -> Iterator[str]:
             wanted = f"{gpu.mem_capacity} of {request.system.name} within {MEMORY_TOLERANCE:.0%}"
             yield f"hardware.total_memory_bytes: expected {wanted}, found {hardware.total_memory_bytes}"
     else:
-        yield from differ({"hardware.compute_capability": (None, hardware.compute_capability)})
+        yield from differ(
+            {
+                "hardware.compute_capability": (None, hardware.compute_capability),
+                "hardware.device_name": ("cpu", hardware.device_name),
+            }
+        )
     threads = expected_threads(device, request.environment)
     if threads and hardware.threads not in threads:
         wanted = " or ".join(str(count) for count in sorted(threads))
