@@ -76,8 +76,12 @@ def _loaded_quantization(deployment: ResolvedDeployment, model: LoadedModel) -> 
         Refusal: a block without labels.
     """
     config, block = Path(deployment.model) / "config.json", model.quantization_config
-    settings = {} if block is None else text_settings(config.parent)
-    return detect(settings | {"quantization_config": block}, None, deployment.config.dtype, config)
+    if block is None:
+        return detect({}, None, deployment.config.dtype, config)
+    # vLLM writes an empty method into a block without one (0.33.0, transformers_utils/model_arch_config_convertor.py).
+    declared = {key: value for key, value in block.items() if (key, value) != ("quant_method", "")}
+    settings = text_settings(config.parent) | {"quantization_config": declared}
+    return detect(settings, None, deployment.config.dtype, config)
 
 
 def precision_findings(deployment: ResolvedDeployment, model: LoadedModel) -> Iterator[str]:
