@@ -140,6 +140,11 @@ def _read_object(file: Path, what: str) -> dict[str, Any]:
     return found
 
 
+def text_settings(folder: Path) -> dict[str, Any]:
+    """The text decoder's settings in `folder`/config.json as one mapping: nested before root, without nulls."""
+    return _merged(_places(_read_object(folder / "config.json", "model config")))
+
+
 def read_model_config(folder: Path) -> ModelConfig:
     """`folder`/config.json and, where there is one, ModelOpt's `folder`/hf_quant_config.json.
 

@@ -9,8 +9,6 @@ from typing import Any
 
 from cache_groups import group_findings, memory_findings
 from cache_placement import placement_findings
-from scheduler_checks import scheduler_findings
-from worker_checks import worker_findings
 
 from producer.adapters import adapter_of, pins_digest
 from producer.resolving import launch_of, probe_digest
@@ -18,6 +16,8 @@ from schemas.observation import EngineRecords, ProbeRecord, SchedulerRecord, Wor
 from schemas.request import Request, ResolvedDeployment
 
 from record_differences import RANK_OWN, Difference, scheduler_differences, worker_differences
+from scheduler_checks import scheduler_findings
+from worker_checks import worker_findings
 
 
 def _differ(pairs: Mapping[str, tuple[Any, Any]]) -> Iterator[str]:
