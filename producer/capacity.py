@@ -96,17 +96,21 @@ def estimated_blocks_of_request(groups: tuple[ProfileGroup, ...], total_tokens: 
     return blocks
 
 
-def startup_blocks_of_request(groups: tuple[ProfileGroup, ...], max_model_len: int, max_num_tokens: int) -> int:
+def startup_blocks_of_request(
+    groups: tuple[ProfileGroup, ...], max_model_len: int, max_num_tokens: int, mamba_cache_mode: str = "align"
+) -> int:
     """Blocks that vLLM reserves for one request of `max_model_len` tokens when it reports its concurrency.
 
     v1/kv_cache_interface.py `max_memory_usage_bytes`: a sliding window keeps what one step may add to it, plus one
-    block; a recurrent group in align mode keeps two blocks beside speculative and checkpoint blocks.
+    block; a recurrent group in align mode keeps two blocks beside speculative and checkpoint blocks, in any other
+    mode its running state alone.
     """
     blocks = 0
     for group in groups:
         size = group.block_size_tokens
         if group.spec_type == "MambaSpec":
-            blocks += 1 + (group.blocks_per_request or 1) + (group.prefill_checkpoint_blocks or 0)
+            kept = 1 + (group.prefill_checkpoint_blocks or 0) if mamba_cache_mode == "align" else 0
+            blocks += (group.blocks_per_request or 1) + kept
         elif group.kind == "state":
             blocks += group.blocks_per_request or 1
         elif group.sliding_window is not None:

@@ -20,6 +20,12 @@ from schemas.request import Request, ResolvedDeployment
 
 EXPLICIT_ORIGIN = "frozen_explicit_manifest"
 
+UNPLANNED_WHEN_OFF = {
+    "enable_prefix_caching": "prefixes are seeded and then found",
+    "enable_chunked_prefill": "a seed longer than a step is run in several",
+}
+"""Setting of a profile -> why no launch is planned without it."""
+
 
 class AcceptedProfile(NamedTuple):
     """A profile and the digest of its file."""
@@ -83,7 +89,8 @@ def check_profile(name: str, deployment: ResolvedDeployment, profile: Profile, f
     """The profile is of this deployment, and its launch can be planned.
 
     Raises:
-        Refusal: another model or other limits, a float16 KV cache, a recurrent block that no step can hold.
+        Refusal: another model or other limits, prefix caching or chunked prefill switched off by the engine, a float16
+            KV cache, a recurrent block that no step can hold.
     """
     limits = deployment.limits
     facts = {
@@ -97,6 +104,10 @@ def check_profile(name: str, deployment: ResolvedDeployment, profile: Profile, f
     for field, (expected, found) in facts.items():
         if expected != found:
             raise Refusal(f"profile of {name} {field}", expected, found, deployment.profile or file)
+    # An engine may switch both off by itself, as for MLA on the CPU (0.32.0, platforms/cpu.py:516).
+    for field, why in UNPLANNED_WHEN_OFF.items():
+        if getattr(profile, field) is False:
+            raise Refusal(f"profile of {name} {field}", f"True: {why}", False, deployment.profile or file)
     if deployment.precision.kv_cache == "half":
         raise Refusal(f"deployments.{name}.precision.kv_cache", "bfloat16 or fp8: half is not planned", "'half'", file)
     rule = align_rule_of(profile)

@@ -11,7 +11,11 @@ GroupKind = Literal["attention", "convolution", "state"]
 
 
 class ProfileGroup(Strict):
-    """One cache group. `page_size_bytes` is a whole block of the pool; sizes of blocks and windows in tokens."""
+    """One cache group. `page_size_bytes` is a whole block of the pool; sizes of blocks and windows in tokens.
+
+    `spec_type` is the class of its layers' cache specs, or the classes, sorted and joined by `+`. `blocks_per_request`
+    is what a state group holds of a running request between block boundaries: 1 and the speculative blocks.
+    """
 
     name: str
     kind: GroupKind
@@ -26,6 +30,8 @@ class ProfileGroup(Strict):
 
     @model_validator(mode="after")
     def _kind(self) -> Self:
+        if self.kind == "convolution" and self.sliding_window is None:
+            raise ValueError("a sliding_window for a convolution group")
         if self.kind == "state" and (self.blocks_per_request is None or self.sliding_window is not None):
             raise ValueError("blocks_per_request and no sliding_window for a state group")
         if self.kind != "state" and self.blocks_per_request is not None:
@@ -38,7 +44,8 @@ class ProfileGroup(Strict):
 class Profile(Strict):
     """`profile/<deployment>-<digest>.json`: imported from probe records that passed every check, or declared.
 
-    A declared profile names no probe; its `provenance` says where its figures come from.
+    A declared profile names no probe; its `provenance` says where its figures come from, and the settings that only a
+    launch can show (`gpu_memory_utilization`, `kv_cache_memory_bytes`, `enable_chunked_prefill`) are absent.
     """
 
     schema_version: Literal[1] = 1
@@ -56,7 +63,10 @@ class Profile(Strict):
     hash_block_size: Positive
     cache_hit_alignment_tokens: Positive
     enable_prefix_caching: bool
+    enable_chunked_prefill: bool | None = None
     mamba_cache_mode: Literal["none", "align"]
+    gpu_memory_utilization: float | None = None
+    kv_cache_memory_bytes: Positive | None = None
     max_num_tokens: Positive
     max_batch_size: Positive
     max_model_len: Positive

@@ -31,12 +31,59 @@ ADAPTERS = {
 
 GROUP_KINDS = {
     "FullAttentionSpec": "attention",
-    "SlidingWindowSpec": "attention",
     "MLAAttentionSpec": "attention",
+    "SlidingWindowSpec": "attention",
+    "SlidingWindowMLASpec": "attention",
     "MambaSpec": "state",
     "CircularBufferSpec": "state",
 }
-"""Cache-spec class of vLLM (v1/kv_cache_interface.py) -> kind of a cache group of the profile."""
+"""Cache-spec class of vLLM (v1/kv_cache_interface.py) -> kind of a cache group of the profile.
+
+Both releases have the same classes. A layer of `CONVOLUTION_LAYER` is the exception: its kind is `convolution`.
+"""
+
+REFUSED_SPECS = {
+    "RSWASpec": "frees the blocks between the prompt and the window",
+    "ChunkedLocalAttentionSpec": "frees whole chunks",
+    "SinkFullAttentionSpec": "keeps sink tokens beside the request's",
+    "HiddenStateCacheSpec": "has a block table of its own",
+    "HiSparseHotSpec": "belongs to a pool in host memory",
+    "HiSparseResidentSpec": "belongs to a pool in host memory",
+    "EncoderOnlyAttentionSpec": "keeps no cache",
+    "CrossAttentionSpec": "holds blocks by the encoder's tokens",
+}
+"""Cache-spec classes that no kind describes, each with why: `unsupported runtime cache spec <class>`."""
+
+UNIFORM_SPEC = "UniformTypeKVCacheSpecs"
+"""Class that bundles the specs of a group's layers; the group has its members' kind."""
+
+SPEC_MANAGERS = {
+    "FullAttentionSpec": "FullAttentionManager",
+    "MLAAttentionSpec": "FullAttentionManager",
+    "SlidingWindowSpec": "SlidingWindowManager",
+    "SlidingWindowMLASpec": "SlidingWindowManager",
+    "MambaSpec": "MambaManager",
+    "CircularBufferSpec": "CircularBufferManager",
+}
+"""Cache-spec class -> the manager that the scheduler gives its group (`register_all_kvcache_specs` of
+v1/core/single_type_kv_cache_manager.py, 0.32.0 and 0.33.0:2656)."""
+
+CONVOLUTION_LAYER = "InklingConvState"
+"""Layer class of a decoder layer's short convolutions (models/inkling/*/sconv_swa_attn.py:121): four streams in one
+`SlidingWindowSpec` of bfloat16 whose window is the kernel."""
+
+CONVOLUTION_WINDOW = 4
+"""Kernel of Inkling's short convolutions, in tokens."""
+
+
+def group_kinds(version: str, file: Path | str) -> dict[str, str]:
+    """`GROUP_KINDS` of a qualified runtime version.
+
+    Raises:
+        Refusal: the version is not qualified.
+    """
+    adapter_of(version, file)
+    return GROUP_KINDS
 
 
 def adapter_of(version: str, file: Path | str) -> Adapter:

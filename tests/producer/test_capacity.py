@@ -81,3 +81,10 @@ def test_blocks_within_which_prefixes_can_be_seeded(groups, prefixes, expected):
 )
 def test_blocks_reserved_at_start_up(groups, max_model_len, max_num_tokens, expected):
     assert startup_blocks_of_request(groups, max_model_len, max_num_tokens) == expected
+
+
+@pytest.mark.parametrize(("mode", "expected"), [("align", 3 * 2 + 16), ("none", 3 * 1 + 16)])
+def test_a_recurrent_group_keeps_the_state_that_it_leaves_in_align_mode_alone(mode, expected):
+    """v1/kv_cache_interface.py, MambaSpec.max_memory_usage_bytes: 2 blocks, and outside align mode 1."""
+    groups = (STATE, STATE, STATE, group("FullAttentionSpec", 256))
+    assert startup_blocks_of_request(groups, 4096, 2048, mode) == expected

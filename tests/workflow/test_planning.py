@@ -187,6 +187,19 @@ def test_a_recurrent_block_larger_than_a_step_is_refused_with_both_numbers(proje
 
 
 @pytest.mark.parametrize(
+    ("field", "why"),
+    [
+        ("enable_prefix_caching", "prefixes are seeded and then found"),
+        ("enable_chunked_prefill", "a seed longer than a step is run in several"),
+    ],
+)
+def test_a_launch_whose_engine_switched_off_what_seeding_needs_is_not_planned(project: Workspace, field, why):
+    """The CPU platform does so for MLA (vllm 0.32.0, platforms/cpu.py:516); such a launch imports all the same."""
+    declared(project, lambda profile: profile.update({field: False}))
+    assert refused(project) == f"profile of tp4 {field}: expected True: {why}, found False: {PROFILE}"
+
+
+@pytest.mark.parametrize(
     ("change", "line"),
     [
         (
@@ -194,6 +207,7 @@ def test_a_recurrent_block_larger_than_a_step_is_refused_with_both_numbers(proje
             "blocks_per_request and no sliding_window for a state group",
         ),
         (lambda p: p["groups"][4].update(blocks_per_request=1), "no blocks_per_request for a group of kind attention"),
+        (lambda p: p["groups"][4].update(kind="convolution"), "a sliding_window for a convolution group"),
         (lambda p: p.update(kv_cache_bytes=1), "kv_cache_bytes a multiple of free_blocks 13696"),
         (lambda p: p["groups"][2].update(page_size_bytes=7), "page_size_bytes 13516800 of kv_cache_bytes in group"),
         (lambda p: p.update(surprise=1), "surprise: expected no such key"),
