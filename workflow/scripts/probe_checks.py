@@ -7,14 +7,13 @@ is what a launch as a whole must be, and what its processes and its phases must 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from cache_placement import placement_findings
-
 from producer.adapters import adapter_of, pins_digest
 from producer.resolving import launch_of, probe_digest
 from schemas.observation import EngineRecords, ProbeRecord, SchedulerRecord, WorkerRecord
 from schemas.request import Request, ResolvedDeployment
 
 from cache_groups import group_findings, memory_findings
+from cache_placement import placement_findings
 from record_differences import RANK_OWN, Difference, scheduler_differences, worker_differences
 from scheduler_checks import scheduler_findings
 from worker_checks import worker_findings
