@@ -1,4 +1,4 @@
-"""Where a cache lies: one that vLLM itself planned, allocated and bound has no finding, each change of one has its line.
+"""Where a cache lies: one that vLLM itself planned, allocated and bound has no finding, each change has its line.
 The rule about shared bytes is compared with an enumeration of every byte."""
 
 import json

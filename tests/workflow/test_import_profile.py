@@ -12,7 +12,7 @@ import pytest
 
 from producer.resolving import probe_digest, read_campaign, resolve
 from schemas.canonical import parse
-from schemas.errors import Refusal
+from schemas.errors import REFUSED, Refusal
 from schemas.observation import ProbeRecord
 from schemas.profile import Profile
 from schemas.request import Request
@@ -253,7 +253,7 @@ def test_the_profile_names_its_records_and_a_later_success_takes_the_diagnostics
     good = files[1].read_text()
     files[1].write_text(good.replace('"num_blocks": 1024', '"num_blocks": 1023', 1))
     done = import_script(tmp_path, *files)
-    assert done.returncode == 3
+    assert done.returncode == REFUSED
     report = json.loads((tmp_path / "dense.diagnostics.json").read_text())
     assert report["status"] == "incomplete"
     assert [f"incomplete: {line}" for line in report["diagnostics"]] == done.stderr.splitlines()

@@ -7,7 +7,7 @@ from pathlib import Path
 from producer.resolving import probe_digest, read_campaign, resolve
 from schemas.canonical import read_bytes, read_model, sha256, write_model
 from schemas.errors import REFUSED, Refusal, run
-from schemas.observation import CacheMemory, ProbeRecord
+from schemas.observation import CacheMemory, ProbeRecord, Settings
 from schemas.profile import Diagnostics, Profile
 from schemas.request import Request, ResolvedDeployment
 
@@ -18,6 +18,13 @@ from probe_checks import diagnose
 def pool_page_bytes(cache: CacheMemory) -> int:
     """Bytes of one block of the pool, which every group's page fills."""
     return sum(storage.size_bytes for storage in cache.storages) // cache.num_blocks
+
+
+def _memory(settings: Settings) -> dict[str, float | int]:
+    """What the size of the cache came from: bytes, or else a part of the device."""
+    if settings.kv_cache_memory_bytes is not None:
+        return {"kv_cache_memory_bytes": settings.kv_cache_memory_bytes}
+    return {"gpu_memory_utilization": settings.gpu_memory_utilization}
 
 
 def build_profile(
@@ -44,7 +51,9 @@ def build_profile(
             "hash_block_size": first.hash_block_size,
             "cache_hit_alignment_tokens": first.cache_hit_alignment_tokens,
             "enable_prefix_caching": first.enable_prefix_caching,
+            "enable_chunked_prefill": worker.settings.enable_chunked_prefill,
             "mamba_cache_mode": first.mamba_cache_mode,
+            **_memory(worker.settings),
             "max_num_tokens": first.max_num_scheduled_tokens,
             "max_batch_size": first.max_num_running_reqs,
             "max_model_len": first.max_model_len,

@@ -57,7 +57,8 @@ def rank_findings(deployment: ResolvedDeployment, records: EngineRecords, attemp
             ),
         }
     )
-    for process in (*records.workers, *records.schedulers):
+    processes: tuple[WorkerRecord | SchedulerRecord, ...] = (*records.workers, *records.schedulers)
+    for process in processes:
         yield from labelled(process.label, _differ({"attempt_id": (attempt_id, process.attempt_id)}))
 
 
@@ -80,8 +81,8 @@ def common_findings(records: EngineRecords) -> Iterator[str]:
         found = (each for each in worker_differences(first_worker, worker) if each.field not in RANK_OWN)
         yield from labelled(worker.label, beside(first_worker.label, found))
     for scheduler in records.schedulers[1:]:
-        found = scheduler_differences(first_scheduler, scheduler)
-        yield from labelled(scheduler.label, beside(first_scheduler.label, found))
+        other = scheduler_differences(first_scheduler, scheduler)
+        yield from labelled(scheduler.label, beside(first_scheduler.label, other))
     for scheduler in records.schedulers[:1]:
         expected, own = first_worker.runtime.model_dump(), scheduler.runtime.model_dump()
         if expected != own:

@@ -100,11 +100,12 @@ def _views(cache: CacheMemory) -> dict[str, list[dict[str, Any]]]:
 
 def worker_differences(expected: WorkerRecord, found: WorkerRecord) -> Iterator[Difference]:
     """All but which rank it is, and how many blocks it has."""
-    yield from differences(*(record.model_dump(exclude=WORKER_OWN, exclude_none=True) for record in (expected, found)))
+    one, other = (record.model_dump(exclude=WORKER_OWN, exclude_none=True) for record in (expected, found))
+    yield from differences(one, other)
     yield from differences(geometry(expected.cache), geometry(found.cache), "cache")
 
 
 def scheduler_differences(expected: SchedulerRecord, found: SchedulerRecord) -> Iterator[Difference]:
     """All but which rank it is, and how many blocks it has."""
-    both = (record.model_dump(exclude=SCHEDULER_OWN, exclude_none=True) for record in (expected, found))
-    yield from differences(*both)
+    one, other = (record.model_dump(exclude=SCHEDULER_OWN, exclude_none=True) for record in (expected, found))
+    yield from differences(one, other)

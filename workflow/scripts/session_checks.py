@@ -14,8 +14,8 @@ from producer.record import RECURRENT
 from schemas.journal import RankSession, SessionLine
 from schemas.plan import FrozenCell
 
-from import_profile import CACHE_DTYPES
 from rank_checks import same
+from worker_checks import CACHE_DTYPES
 
 COLLECTOR_AT_REST = {"enabled": False, "frozen": True}
 
