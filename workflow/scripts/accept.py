@@ -6,8 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from schemas.canonical import read_bytes, read_json, sha256, write_atomic
+from producer.capacity import startup_blocks_of_request
+from schemas.canonical import read_bytes, read_json, read_model, sha256, write_atomic
 from schemas.errors import Refusal, run
+from schemas.profile import Profile
 
 from campaign_argument import add_campaign, graph_of
 
@@ -22,6 +24,32 @@ def changed_fields(old: Any, new: Any, place: str = "") -> Iterator[str]:
             yield from changed_fields(before, after, f"{place}[{index}]")
     elif old != new:
         yield f"{place}: {json.dumps(old)} -> {json.dumps(new)}"
+
+
+def summary(profile: Profile) -> Iterator[str]:
+    """What a person reads a profile for: the groups, the pool, and how many of the longest requests it holds."""
+    for group in profile.groups:
+        window = f", window {group.sliding_window}" if group.sliding_window else ""
+        held = f", {group.blocks_per_request} of a request" if group.blocks_per_request else ""
+        layers = "layer" if group.num_layers == 1 else "layers"
+        yield (
+            f"{group.kind}: {group.num_layers} {layers} of {group.spec_type}, blocks of {group.block_size_tokens} "
+            f"tokens{window}{held}"
+        )
+    blocks = startup_blocks_of_request(
+        profile.groups, profile.max_model_len, profile.max_num_tokens, profile.mamba_cache_mode
+    )
+    gib = profile.kv_cache_bytes / 2**30
+    yield f"{profile.free_blocks} free blocks of {profile.page_size_bytes} bytes: {gib:.2f} GiB"
+    yield (
+        f"a request of {profile.max_model_len} tokens reserves {blocks} blocks: "
+        f"{profile.free_blocks / blocks:.2f} of them at once"
+    )
+    switched_off = [
+        name for name in ("enable_prefix_caching", "enable_chunked_prefill") if getattr(profile, name) is False
+    ]
+    if switched_off:
+        yield f"the engine switched off {' and '.join(switched_off)}: it cannot be planned"
 
 
 def accepted_before(root: Path, deployment: str, accepted: str) -> Path | None:
@@ -44,6 +72,8 @@ def main() -> None:
         accepted = acceptance.get(deployment) if isinstance(acceptance, dict) else None
         before = None if accepted is None else accepted_before(graph.layout.root, deployment, accepted)
         print(f"profile of {deployment}: {arguments.profile}")
+        profile = read_model(Profile, arguments.profile, "profile")
+        print("".join(f"  {line}\n" for line in summary(profile)), end="")
         if before is not None:
             print(f"It is not the accepted one ({before}):")
             old, new = read_json(before, "profile"), read_json(arguments.profile, "profile")
