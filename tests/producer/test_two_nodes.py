@@ -165,7 +165,11 @@ def test_a_probe_has_the_records_of_the_workers_on_every_node(measured: Measured
     assert (len(tensor["schedulers"]), len(data["schedulers"])) == (1, 2)
     assert tensor["launch"]["nodes"] == data["launch"]["nodes"] == 2
     # Two KV heads over two workers: one each. 4 layers x K and V x 128 tokens x 64 x 2 bytes, of 64 MiB a worker.
-    assert [worker["num_blocks"] for worker in tensor["workers"]] == [(64 << 20) // (4 * 2 * 128 * 64 * 2)] * 2
+    blocks = (64 << 20) // (4 * 2 * 128 * 64 * 2)
+    assert [worker["cache"]["num_blocks"] for worker in tensor["workers"]] == [blocks] * 2
+    for record in (tensor, data):
+        everybody = [*record["workers"], *record["schedulers"]]
+        assert {each["attempt_id"] for each in everybody} == {record["attempt_id"]}
 
 
 def test_a_worker_that_dies_on_another_node_ends_both_and_costs_no_finished_point(measured: Measured):
