@@ -11,6 +11,7 @@ repeat.*           the demo three times: how far the retained values of the same
 scale.*            10,000 cells: parse, dry run beside a bare Snakefile of the same shape, status; after `make demo`
 slurm.*            seconds of a job beyond the producer's own, of two cells on the tests' Slurm
 plan.*             planning 1,000 and 10,000 cells and the GLM list; parsing and a dry run of 1,000 cells
+probe.*            an engine of the demo started and observed: seconds of the bare start, and of the records above it
 oracle.*           the proof of planned points against the engine's own scheduler
 verify.*           cells of 577 points x 10 raw samples, merged, verified and published, beside the original's reader:
                    CPU seconds and peak memory of 1 and 4 ranks; growth from 20 to 200 cells
@@ -54,6 +55,9 @@ from plan_campaign import write_plan
 
 REPEATS = 5
 SCALE_REPEATS = 2
+PROBED = "hybrid"
+"""The demo's deployment whose start is observed: recurrent layers and attention in one pool."""
+
 VERIFY_POINTS = 577
 VERIFY_CELLS = (20, 200)
 
@@ -367,9 +371,19 @@ def bench_verify(folder: Path) -> dict[str, object]:
     return figures | {"verify.cells_20": few, "verify.cells_200": many, "verify.growth": growth}
 
 
+def bench_probe(folder: Path) -> dict[str, object]:
+    """What observing costs above the bare engine start: the median of starts in processes of their own, in seconds."""
+    starts = [figures_of(sys.executable, "tests/observe_once.py", PROBED) for _ in range(REPEATS)]
+    figures = {name: median([start[name] for start in starts]) for name in starts[0]}
+    observing = median([sum(start.values()) - start["start_seconds"] for start in starts])
+    share = observing / figures["start_seconds"]
+    return {"probe": figures | {"seconds": observing, "share_of_start": share, "starts": len(starts)}}
+
+
 SECTIONS: dict[str, Callable[[Path], dict[str, object]]] = {
     "measuring": bench_measuring,
     "planning": bench_planning,
+    "probe": bench_probe,
     "scale": bench_scale,
     "slurm": bench_slurm,
     "verify": bench_verify,
