@@ -9,6 +9,7 @@ of its own group. Blocks are not counted one by one: two layers meet at a range 
 import itertools
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 from schemas.observation import CacheMemory, LayerSpec, TensorAllocation
@@ -198,7 +199,7 @@ def _overlay_findings(cache: CacheMemory, pages: Sequence[Page]) -> Iterator[str
                 f"{allocations[one].layers[0]} in the same bytes, found {allocations[other].block_stride}"
             )
     named: set[str] = set()
-    for first, second, distance in shared_bytes(pages, cache.num_blocks):
+    for first, second, distance in shared_bytes(tuple(pages), cache.num_blocks):
         if second.layer not in named:
             named.add(second.layer)
             block = f"block b{distance:+d}" if distance else "block b"
@@ -208,12 +209,14 @@ def _overlay_findings(cache: CacheMemory, pages: Sequence[Page]) -> Iterator[str
             )
 
 
-def shared_bytes(pages: Sequence[Page], blocks: int) -> Iterator[tuple[Page, Page, int]]:
+@lru_cache(maxsize=8)  # most ranks of a launch have the same pages
+def shared_bytes(pages: tuple[Page, ...], blocks: int) -> tuple[tuple[Page, Page, int], ...]:
     """Pairs of layers, or a layer with itself, that share a byte and may not: only the same block of layers of
     different groups may. With a distance: block b of the first one and block b + distance of the second.
 
     Layers of different block strides are not compared.
     """
+    found = []
     for one, other in itertools.combinations_with_replacement(pages, 2):
         stride = one.block_stride
         if other.block_stride != stride:
@@ -225,6 +228,7 @@ def shared_bytes(pages: Sequence[Page], blocks: int) -> Iterator[tuple[Page, Pag
         if low > high:
             continue
         if high > 0:
-            yield one, other, high
+            found.append((one, other, high))
         elif one is not other and (low < 0 or one.group == other.group):
-            yield one, other, low
+            found.append((one, other, low))
+    return tuple(found)

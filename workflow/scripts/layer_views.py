@@ -5,7 +5,6 @@ shapes of a recurrent state, one behind the other (model_executor/layers/mamba/a
 first axis, which an attention kernel may split.
 """
 
-import itertools
 import re
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
@@ -61,10 +60,10 @@ class Steps(NamedTuple):
 
 
 def view_findings(place: LayerPlace, spec: LayerSpec, tensors: Sequence[LayerTensor]) -> Iterator[str]:
-    """Each way in which the tensors of one layer leave its pages or each other's bytes: `<path>: expected, found`.
+    """Each way in which the tensors of one layer are not the views of its pages: `<path>: expected, found`.
 
     The path starts behind the layer: `[0].shape`. Pages lie one block stride apart, so a view that steps so too and is
-    inside its page in block 0 is inside its page in every block.
+    in its page in block 0 is in its page in every block. Tensors of one page lie one behind the other from its start.
     """
     try:
         expected = list(block_shapes(place, spec, tensors))
@@ -73,16 +72,20 @@ def view_findings(place: LayerPlace, spec: LayerSpec, tensors: Sequence[LayerTen
         return
     if len(tensors) != len(expected):
         yield f": expected {len(expected)} tensors, found {len(tensors)}"
-    runs = []
-    for index, (tensor, (shape, dtype)) in enumerate(zip(tensors, expected, strict=False)):
+        return
+    start = place.start
+    for index, (tensor, (shape, dtype)) in enumerate(zip(tensors, expected, strict=True)):
         steps = _steps(place, spec, tensor)
         lines = list(_tensor_findings(place, spec, tensor, shape, dtype, steps))
         yield from (f"[{index}].{line}" for line in lines)
-        if not lines:
-            runs.append((tensor.storage_offset_bytes, _end(tensor, steps), index))
-    for (_, end, index), (start, _, after) in itertools.pairwise(sorted(runs)):
-        if end > start:
-            yield f"[{after}].storage_offset_bytes: expected at least {end}, the end of tensor {index}, found {start}"
+        if lines:
+            return
+        if tensor.storage_offset_bytes != start:
+            what = f"behind tensor {index - 1}" if index else "the start of the layer's page"
+            yield f"[{index}].storage_offset_bytes: expected {start}, {what}, found {tensor.storage_offset_bytes}"
+        start += (steps.of_block - 1) * steps.step + _place_bytes(tensor)
+    if start > place.start + place.page:
+        yield f": expected at most the {place.page} bytes of the layer's page, found {start - place.start} of a block"
 
 
 def block_shapes(
@@ -146,11 +149,6 @@ def _steps(place: LayerPlace, spec: LayerSpec, tensor: LayerTensor) -> Steps:
     return Steps(place.kernel_blocks, place.blocks * place.kernel_blocks, place.block_stride // place.kernel_blocks)
 
 
-def _end(tensor: LayerTensor, steps: Steps) -> int:
-    """The byte after a dense tensor's last one in block 0."""
-    return tensor.storage_offset_bytes + (steps.of_block - 1) * steps.step + _place_bytes(tensor)
-
-
 def _tensor_findings(
     place: LayerPlace, spec: LayerSpec, tensor: LayerTensor, shape: tuple[int, ...], dtype: str, steps: Steps
 ) -> Iterator[str]:
@@ -162,10 +160,12 @@ def _tensor_findings(
         yield f"storage_id: expected {place.storage_id} of its allocation, found {tensor.storage_id}"
     if tensor.dtype != dtype:
         yield f"dtype: expected {dtype} of its spec, found {tensor.dtype}"
-    element = ELEMENT_BYTES.get(tensor.dtype)
-    if tensor.element_size_bytes != element:
-        size = element or f"that of one of {', '.join(ELEMENT_BYTES)}"
-        yield f"element_size_bytes: expected {size} for {tensor.dtype}, found {tensor.element_size_bytes}"
+        return
+    if dtype not in ELEMENT_BYTES:
+        yield f"dtype: expected one of {', '.join(ELEMENT_BYTES)}, found {dtype}"
+        return
+    if tensor.element_size_bytes != ELEMENT_BYTES[dtype]:
+        yield f"element_size_bytes: expected {ELEMENT_BYTES[dtype]} of {dtype}, found {tensor.element_size_bytes}"
         return
     # A layer may drop or move an axis of one: `squeeze(1)` of MLA, `transpose(1, 2)` of a cache with a single head.
     if [size for size in axes[1:] if size != 1] != [size for size in shape if size != 1]:
@@ -179,13 +179,6 @@ def _tensor_findings(
     expected = [steps.step, *_dense_strides(tensor, place.tokens_first and spec.shapes is None)]
     if any(size > 1 and wanted != found for size, wanted, found in zip(axes, expected, strides, strict=True)):
         yield f"stride_bytes: expected {expected}, found {strides}"
-        return
-    start, end = tensor.storage_offset_bytes, _end(tensor, steps)
-    if start < place.start or end > place.start + place.page:
-        yield (
-            f"storage_offset_bytes: expected block 0 in the layer's page of {place.page} bytes at {place.start}, "
-            f"found {end - start} bytes at {start}"
-        )
 
 
 def _dense_strides(tensor: LayerTensor, tokens_first: bool) -> list[int]:
