@@ -5,34 +5,13 @@ shapes of a recurrent state, one behind the other (model_executor/layers/mamba/a
 first axis, which an attention kernel may split.
 """
 
-import re
 from collections.abc import Iterator, Sequence
-from fractions import Fraction
 from math import prod
 from typing import NamedTuple
 
 from schemas.observation import LayerSpec, LayerTensor
 
-ELEMENT_BYTES = {
-    "bool": 1,
-    "int8": 1,
-    "uint8": 1,
-    "float8_e4m3fn": 1,
-    "float8_e4m3fnuz": 1,
-    "float8_e5m2": 1,
-    "float8_e5m2fnuz": 1,
-    "float8_e8m0fnu": 1,
-    "int16": 2,
-    "float16": 2,
-    "bfloat16": 2,
-    "int32": 4,
-    "float32": 4,
-    "int64": 8,
-    "float64": 8,
-}
-"""torch's names of the types that a cache may have."""
-
-_TOKENS_PER_STATE = re.compile(r"([1-9]\d{0,15})(?:/([1-9]\d{0,15}))?")
+from spec_pages import content_page_bytes, element_bytes, tokens_per_state
 
 
 class LayerPlace(NamedTuple):
@@ -64,12 +43,11 @@ def view_findings(place: LayerPlace, spec: LayerSpec, tensors: Sequence[LayerTen
 
     The path starts behind the layer: `[0].shape`. Pages lie one block stride apart, so a view that steps so too and is
     in its page in block 0 is in its page in every block. Tensors of one page lie one behind the other from its start.
+
+    Raises:
+        ValueError: the spec does not say what is to be seen, `<field of the spec>: expected, found`.
     """
-    try:
-        expected = list(block_shapes(place, spec, tensors))
-    except ValueError as error:
-        yield str(error)
-        return
+    expected = list(block_shapes(place, spec, tensors))
     if len(tensors) != len(expected):
         yield f": expected {len(expected)} tensors, found {len(tensors)}"
         return
@@ -94,35 +72,24 @@ def block_shapes(
     """Shape of one place of the first axis, and type, of each tensor of a layer.
 
     Raises:
-        ValueError: the spec does not say, as a finding.
+        ValueError: the spec does not say.
     """
+    page = content_page_bytes(spec)
     if spec.shapes is not None:
-        dtypes = spec.dtypes or ()
-        if len(dtypes) != len(spec.shapes):
-            raise ValueError(f" spec: expected a dtype of each of {len(spec.shapes)} shapes, found {len(dtypes)}")
-        yield from zip(spec.shapes, dtypes, strict=True)
+        yield from zip(spec.shapes, spec.dtypes or (), strict=True)
         return
-    heads = spec.num_head_slots or spec.num_kv_heads
-    if heads is None or spec.head_size is None or spec.dtype not in ELEMENT_BYTES or _tokens_per_state(spec) <= 0:
-        found = f"{heads}, {spec.head_size}, {spec.dtype} and {spec.tokens_per_state}"
-        raise ValueError(f" spec: expected heads, head_size, dtype and tokens_per_state, found {found}")
-    value_size = spec.head_size if spec.head_size_v is None else spec.head_size_v
-    element = ELEMENT_BYTES[spec.dtype]
-    content = spec.state_content_bytes or (spec.head_size + value_size) * element
-    states = _states(spec, spec.block_size // place.kernel_blocks)
+    heads, states = spec.num_head_slots or spec.num_kv_heads or 1, _states(spec, spec.block_size)
+    if not states:
+        tokens = f"at most the {spec.block_size} tokens of a block"
+        raise ValueError(f"tokens_per_state: expected {tokens}, found {spec.tokens_per_state}")
+    rows = _states(spec, spec.block_size // place.kernel_blocks)
     if tensors and _has_kernel_pages(place, spec, tensors[0]):
-        states = tensors[0].shape[-2]
-    yield (heads, states, content // element), spec.dtype
-
-
-def _tokens_per_state(spec: LayerSpec) -> Fraction:
-    """Tokens of a stored state; 0 where the text is no positive number."""
-    number = _TOKENS_PER_STATE.fullmatch(spec.tokens_per_state or "")
-    return Fraction(int(number[1]), int(number[2] or 1)) if number else Fraction(0)
+        rows = tensors[0].shape[-2]
+    yield (heads, rows, page // (heads * states * element_bytes(spec.dtype))), str(spec.dtype)
 
 
 def _states(spec: LayerSpec, tokens: int) -> int:
-    return int(tokens // _tokens_per_state(spec))
+    return int(tokens // tokens_per_state(spec))
 
 
 def _has_kernel_pages(place: LayerPlace, spec: LayerSpec, tensor: LayerTensor) -> bool:
@@ -132,7 +99,7 @@ def _has_kernel_pages(place: LayerPlace, spec: LayerSpec, tensor: LayerTensor) -
     b * (block stride / page) + j, and the view spans what lies between without ever addressing it
     (`AttentionGroup.map_kv_cache_to_kernel_blocks`, v1/worker/utils.py:397).
     """
-    if spec.shapes is not None or place.kernel_blocks > 1 or _tokens_per_state(spec) <= 1 or len(tensor.shape) < 3:
+    if spec.shapes is not None or place.kernel_blocks > 1 or tokens_per_state(spec) <= 1 or len(tensor.shape) < 3:
         return False
     rows, states = tensor.shape[-2], _states(spec, spec.block_size)
     return 0 < rows < states and states % rows == 0
@@ -161,11 +128,8 @@ def _tensor_findings(
     if tensor.dtype != dtype:
         yield f"dtype: expected {dtype} of its spec, found {tensor.dtype}"
         return
-    if dtype not in ELEMENT_BYTES:
-        yield f"dtype: expected one of {', '.join(ELEMENT_BYTES)}, found {dtype}"
-        return
-    if tensor.element_size_bytes != ELEMENT_BYTES[dtype]:
-        yield f"element_size_bytes: expected {ELEMENT_BYTES[dtype]} of {dtype}, found {tensor.element_size_bytes}"
+    if tensor.element_size_bytes != element_bytes(dtype):
+        yield f"element_size_bytes: expected {element_bytes(dtype)} of {dtype}, found {tensor.element_size_bytes}"
         return
     # A layer may drop or move an axis of one: `squeeze(1)` of MLA, `transpose(1, 2)` of a cache with a single head.
     if [size for size in axes[1:] if size != 1] != [size for size in shape if size != 1]:
