@@ -397,7 +397,7 @@ def test_bytes_with_two_owners_are_those_that_a_count_of_every_byte_finds(found:
             allowed = one_block == other_block and one.group != other.group
             if one.block_stride == other.block_stride and not allowed:
                 expected.add((frozenset((one.layer, other.layer)), one.group == other.group))
-    shared = shared_bytes(tuple(found), blocks)
+    shared = shared_bytes(found, blocks)
     assert {(frozenset((one.layer, other.layer)), one.group == other.group) for one, other, _ in shared} == expected
     for one, other, distance in shared:
         block = max(0, -distance)

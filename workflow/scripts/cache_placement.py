@@ -7,9 +7,10 @@ of its own group. Blocks are not counted one by one: two layers meet at a range 
 """
 
 import itertools
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
+from operator import attrgetter
 from typing import NamedTuple
 
 from schemas.observation import CacheMemory, LayerSpec, TensorAllocation
@@ -200,7 +201,7 @@ def _overlay_findings(cache: CacheMemory, pages: Sequence[Page]) -> Iterator[str
                 f"{allocations[one].layers[0]} in the same bytes, found {allocations[other].block_stride}"
             )
     named: set[str] = set()
-    for first, second, distance in shared_bytes(tuple(pages), cache.num_blocks):
+    for first, second, distance in shared_bytes(pages, cache.num_blocks):
         if second.layer not in named:
             named.add(second.layer)
             block = f"block b{distance:+d}" if distance else "block b"
@@ -210,26 +211,41 @@ def _overlay_findings(cache: CacheMemory, pages: Sequence[Page]) -> Iterator[str
             )
 
 
-@lru_cache(maxsize=8)  # most ranks of a launch have the same pages
-def shared_bytes(pages: tuple[Page, ...], blocks: int) -> tuple[tuple[Page, Page, int], ...]:
+def shared_bytes(pages: Sequence[Page], blocks: int) -> list[tuple[Page, Page, int]]:
     """Pairs of layers, or a layer with itself, that share a byte and may not: only the same block of layers of
     different groups may. With a distance: block b of the first one and block b + distance of the second.
 
     Layers of different block strides are not compared.
     """
     found = []
-    for one, other in itertools.combinations_with_replacement(pages, 2):
-        stride = one.block_stride
-        if other.block_stride != stride:
-            continue
-        # Bytes are shared where -other.size < other.start + distance * stride - one.start < one.size.
-        apart = one.start - other.start
-        low = max((apart - other.size) // stride + 1, 1 - blocks)
-        high = min((apart + one.size - 1) // stride, blocks - 1)
-        if low > high:
-            continue
-        if high > 0:
-            found.append((one, other, high))
-        elif one is not other and (low < 0 or one.group == other.group):
-            found.append((one, other, low))
-    return tuple(found)
+    order = {page: place for place, page in enumerate(pages)}
+    for stride in {page.block_stride for page in pages}:
+        own = sorted((page for page in pages if page.block_stride == stride), key=attrgetter("start"))
+        starts = [page.start for page in own]
+        largest = max(page.size for page in own)
+        for index, one in enumerate(own):
+            # Of later layers, these meet it in the same block; those that meet it in another one start a stride on.
+            near = bisect_left(starts, one.start + one.size)
+            far = max(near, bisect_right(starts, one.start + stride - largest))
+            end = bisect_left(starts, one.start + (blocks - 1) * stride + one.size)
+            for other in itertools.chain(own[index:near], own[far:end]):
+                distance = _illicit_distance(one, other, blocks)
+                if distance is not None:
+                    later = order[one] > order[other]
+                    found.append((other, one, -distance) if later else (one, other, distance))
+    return sorted(found, key=lambda pair: (order[pair[0]], order[pair[1]]))
+
+
+def _illicit_distance(one: Page, other: Page, blocks: int) -> int | None:
+    """A distance at which block b of `one` and block b + distance of `other` share a byte that they may not share:
+    -other.size < other.start + distance * stride - one.start < one.size."""
+    apart, stride = one.start - other.start, one.block_stride
+    low = max((apart - other.size) // stride + 1, 1 - blocks)
+    high = min((apart + one.size - 1) // stride, blocks - 1)
+    if low > high:
+        return None
+    if high > 0:
+        return high
+    if one is not other and (low < 0 or one.group == other.group):
+        return low
+    return None
