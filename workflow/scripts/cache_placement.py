@@ -56,6 +56,9 @@ def placement_findings(cache: CacheMemory) -> Iterator[str]:
             yield f"{_name(cache, index)}.{line}"
     yield from _overlay_findings(cache, pages)
     for page in pages:
+        spec, tensors = _spec(cache, page), cache.layer_tensors.get(page.layer)
+        if not tensors:
+            continue
         place = LayerPlace(
             storage_id=cache.tensor_allocations[page.allocation].storage_id,
             start=page.start,
@@ -63,13 +66,10 @@ def placement_findings(cache: CacheMemory) -> Iterator[str]:
             block_stride=page.block_stride,
             blocks=cache.num_blocks,
             kernel_blocks=_kernel_blocks(cache, page),
-            tokens_first=cache.kv_cache_layout in TOKENS_FIRST,
+            tokens_first=cache.kv_cache_layout in TOKENS_FIRST and spec.shapes is None,
         )
-        tensors = cache.layer_tensors.get(page.layer)
-        if not tensors:
-            continue
         try:
-            for line in view_findings(place, _spec(cache, page), tensors):
+            for line in view_findings(place, spec, tensors):
                 yield f"layer_tensors.{page.layer}{line}"
         except ValueError as problem:
             yield f"groups[{page.group}].layer_specs.{page.layer}.{problem}"

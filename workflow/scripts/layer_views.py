@@ -6,6 +6,7 @@ first axis, which an attention kernel may split.
 """
 
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from math import prod
 from typing import NamedTuple
 
@@ -30,12 +31,42 @@ class LayerPlace(NamedTuple):
     tokens_first: bool
 
 
+class BlockView(NamedTuple):
+    """What one tensor sees of a block: elements of `dtype` in `shape`, which is [heads, states, content] in an
+    attention layer. `compressed` says that a state is of several tokens."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    element_bytes: int
+    compressed: bool
+
+
 class Steps(NamedTuple):
     """The first axis of a tensor: `of_block` of its `length` places belong to one block, each `step` bytes apart."""
 
     of_block: int
     length: int
     step: int
+
+
+@lru_cache(maxsize=1024)  # layers hardly differ in their specs
+def block_views(spec: LayerSpec, kernel_blocks: int) -> tuple[BlockView, ...]:
+    """Each tensor of a layer whose attention kernel splits a block in so many.
+
+    Raises:
+        ValueError: the spec does not say, `<field>: expected, found`.
+    """
+    page = content_page_bytes(spec)
+    if spec.shapes is not None:
+        pairs = zip(spec.shapes, spec.dtypes or (), strict=True)
+        return tuple(BlockView(shape, dtype, element_bytes(dtype), False) for shape, dtype in pairs)
+    tokens, element = tokens_per_state(spec), element_bytes(spec.dtype)
+    heads, states = spec.num_head_slots or spec.num_kv_heads or 1, int(spec.block_size // tokens)
+    if not states:
+        most = f"at most the {spec.block_size} tokens of a block"
+        raise ValueError(f"tokens_per_state: expected {most}, found {spec.tokens_per_state}")
+    shape = heads, int(spec.block_size // kernel_blocks // tokens), page // (heads * states * element)
+    return (BlockView(shape, str(spec.dtype), element, tokens > 1 and kernel_blocks == 1),)
 
 
 def view_findings(place: LayerPlace, spec: LayerSpec, tensors: Sequence[LayerTensor]) -> Iterator[str]:
@@ -47,14 +78,14 @@ def view_findings(place: LayerPlace, spec: LayerSpec, tensors: Sequence[LayerTen
     Raises:
         ValueError: the spec does not say what is to be seen, `<field of the spec>: expected, found`.
     """
-    expected = list(block_shapes(place, spec, tensors))
-    if len(tensors) != len(expected):
-        yield f": expected {len(expected)} tensors, found {len(tensors)}"
+    views = block_views(spec, place.kernel_blocks)
+    if len(tensors) != len(views):
+        yield f": expected {len(views)} tensors, found {len(tensors)}"
         return
     start = place.start
-    for index, (tensor, (shape, dtype)) in enumerate(zip(tensors, expected, strict=True)):
-        steps = _steps(place, spec, tensor)
-        lines = list(_tensor_findings(place, spec, tensor, shape, dtype, steps))
+    for index, (tensor, view) in enumerate(zip(tensors, views, strict=True)):
+        steps = _steps(place, view, tensor)
+        lines = list(_tensor_findings(place, view, tensor, steps))
         yield from (f"[{index}].{line}" for line in lines)
         if lines:
             return
@@ -66,81 +97,58 @@ def view_findings(place: LayerPlace, spec: LayerSpec, tensors: Sequence[LayerTen
         yield f": expected at most the {place.page} bytes of the layer's page, found {start - place.start} of a block"
 
 
-def block_shapes(
-    place: LayerPlace, spec: LayerSpec, tensors: Sequence[LayerTensor]
-) -> Iterator[tuple[tuple[int, ...], str]]:
-    """Shape of one place of the first axis, and type, of each tensor of a layer.
-
-    Raises:
-        ValueError: the spec does not say.
-    """
-    page = content_page_bytes(spec)
-    if spec.shapes is not None:
-        yield from zip(spec.shapes, spec.dtypes or (), strict=True)
-        return
-    heads, states = spec.num_head_slots or spec.num_kv_heads or 1, _states(spec, spec.block_size)
-    if not states:
-        tokens = f"at most the {spec.block_size} tokens of a block"
-        raise ValueError(f"tokens_per_state: expected {tokens}, found {spec.tokens_per_state}")
-    rows = _states(spec, spec.block_size // place.kernel_blocks)
-    if tensors and _has_kernel_pages(place, spec, tensors[0]):
-        rows = tensors[0].shape[-2]
-    yield (heads, rows, page // (heads * states * element_bytes(spec.dtype))), str(spec.dtype)
-
-
-def _states(spec: LayerSpec, tokens: int) -> int:
-    return int(tokens // tokens_per_state(spec))
-
-
-def _has_kernel_pages(place: LayerPlace, spec: LayerSpec, tensor: LayerTensor) -> bool:
-    """Whether a compressed cache is bound in its kernel's pages although its group's blocks are whole.
+def _kernel_rows(view: BlockView, tensor: LayerTensor) -> int | None:
+    """States of a page of the kernel's, where a compressed cache is bound in these although its group's blocks are
+    whole.
 
     So are the indexers of GLM and DeepSeek, whose blocks hold other layers too: page j of block b is number
     b * (block stride / page) + j, and the view spans what lies between without ever addressing it
     (`AttentionGroup.map_kv_cache_to_kernel_blocks`, v1/worker/utils.py:397).
     """
-    if spec.shapes is not None or place.kernel_blocks > 1 or tokens_per_state(spec) <= 1 or len(tensor.shape) < 3:
-        return False
-    rows, states = tensor.shape[-2], _states(spec, spec.block_size)
-    return 0 < rows < states and states % rows == 0
+    if not view.compressed or len(tensor.shape) < 3:
+        return None
+    rows, states = tensor.shape[-2], view.shape[1]
+    return rows if 0 < rows < states and states % rows == 0 else None
 
 
 def _place_bytes(tensor: LayerTensor) -> int:
     return prod(tensor.shape[1:]) * tensor.element_size_bytes
 
 
-def _steps(place: LayerPlace, spec: LayerSpec, tensor: LayerTensor) -> Steps:
-    if _has_kernel_pages(place, spec, tensor):
-        of_block, step = _states(spec, spec.block_size) // tensor.shape[-2], _place_bytes(tensor)
-        return Steps(of_block, (place.blocks - 1) * (place.block_stride // max(1, step)) + of_block, step)
-    return Steps(place.kernel_blocks, place.blocks * place.kernel_blocks, place.block_stride // place.kernel_blocks)
+def _steps(place: LayerPlace, view: BlockView, tensor: LayerTensor) -> Steps:
+    rows = _kernel_rows(view, tensor)
+    if rows is None:
+        return Steps(place.kernel_blocks, place.blocks * place.kernel_blocks, place.block_stride // place.kernel_blocks)
+    of_block, step = view.shape[1] // rows, _place_bytes(tensor)
+    return Steps(of_block, (place.blocks - 1) * (place.block_stride // max(1, step)) + of_block, step)
 
 
-def _tensor_findings(
-    place: LayerPlace, spec: LayerSpec, tensor: LayerTensor, shape: tuple[int, ...], dtype: str, steps: Steps
-) -> Iterator[str]:
+def _tensor_findings(place: LayerPlace, view: BlockView, tensor: LayerTensor, steps: Steps) -> Iterator[str]:
     axes, strides = list(tensor.shape), list(tensor.stride_bytes)
     if len(strides) != len(axes):
         yield f"stride_bytes: expected one of each of {len(axes)} axes, found {len(strides)}"
         return
     if tensor.storage_id != place.storage_id:
         yield f"storage_id: expected {place.storage_id} of its allocation, found {tensor.storage_id}"
-    if tensor.dtype != dtype:
-        yield f"dtype: expected {dtype} of its spec, found {tensor.dtype}"
+    if tensor.dtype != view.dtype:
+        yield f"dtype: expected {view.dtype} of its spec, found {tensor.dtype}"
         return
-    if tensor.element_size_bytes != element_bytes(dtype):
-        yield f"element_size_bytes: expected {element_bytes(dtype)} of {dtype}, found {tensor.element_size_bytes}"
+    if tensor.element_size_bytes != view.element_bytes:
+        yield f"element_size_bytes: expected {view.element_bytes} of {view.dtype}, found {tensor.element_size_bytes}"
         return
+    rows, shape = _kernel_rows(view, tensor), list(view.shape)
+    if rows is not None:
+        shape[1] = rows
     # A layer may drop or move an axis of one: `squeeze(1)` of MLA, `transpose(1, 2)` of a cache with a single head.
     if [size for size in axes[1:] if size != 1] != [size for size in shape if size != 1]:
-        yield f"shape: expected {list(shape)} behind the first axis, found {axes[1:]}"
+        yield f"shape: expected {shape} behind the first axis, found {axes[1:]}"
         return
     if not steps.step or place.block_stride % steps.step:
         yield f"shape: expected pages that divide the block stride of {place.block_stride} bytes, found {steps.step}"
         return
     if axes[0] != steps.length:
         yield f"shape: expected {steps.length} on the first axis for {place.blocks} blocks, found {axes[0]}"
-    expected = [steps.step, *_dense_strides(tensor, place.tokens_first and spec.shapes is None)]
+    expected = [steps.step, *_dense_strides(tensor, place.tokens_first)]
     if any(size > 1 and wanted != found for size, wanted, found in zip(axes, expected, strides, strict=True)):
         yield f"stride_bytes: expected {expected}, found {strides}"
 
