@@ -1,265 +1,54 @@
-"""Where a cache lies: one that vLLM itself planned, allocated and bound has no finding, each change has its line.
-The rule about shared bytes is compared with an enumeration of every byte."""
+"""Where a cache lies: one that vLLM itself planned, allocated and bound has no finding, and every rule has a change of
+such a cache that breaks it, with its line. The rule about shared bytes is compared with a count of every byte."""
 
+import itertools
 import json
-from collections.abc import Sequence
-from dataclasses import fields
-from types import SimpleNamespace
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
-import torch
-from vllm.model_executor.layers.attention.mla_attention import MLAAttention
-from vllm.model_executor.layers.mamba.abstract import MambaBase
-from vllm.v1.attention.backend import MultipleOf
-from vllm.v1.core.kv_cache_utils import get_kv_cache_config_from_groups
-from vllm.v1.kv_cache_interface import (
-    CircularBufferSpec,
-    FullAttentionSpec,
-    KVCacheGroupSpec,
-    KVCacheSpec,
-    MambaSpec,
-    MLAAttentionSpec,
-    SlidingWindowSpec,
-    SparseCacheRole,
-    UniformTypeKVCacheSpecs,
+from engine_caches import (
+    FULL,
+    HYBRID,
+    LIVE,
+    PACKED,
+    PAGED,
+    SHORT,
+    SPLIT,
+    at,
+    engine_cache,
+    findings,
+    glm_cache,
+    group,
+    layers,
 )
-from vllm.v1.kv_cache_layout import KVCacheLayout
-from vllm.v1.worker.utils import AttentionGroup, allocate_kv_cache
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from vllm.v1.kv_cache_interface import FullAttentionSpec
 
-from schemas.observation import CacheMemory, LayerSpec
+from schemas.canonical import read_model
+from schemas.observation import CacheMemory, ProbeRecord
 
-from cache_placement import placement_findings
+from cache_placement import Page, placement_findings, shared_bytes
 
-FULL = FullAttentionSpec(block_size=16, num_kv_heads=2, head_size=8, dtype=torch.bfloat16)
-WINDOW = SlidingWindowSpec(block_size=16, num_kv_heads=2, head_size=8, dtype=torch.bfloat16, sliding_window=64)
-SMALL = FullAttentionSpec(block_size=16, num_kv_heads=1, head_size=8, dtype=torch.bfloat16)
-LATENT = MLAAttentionSpec(block_size=32, num_kv_heads=1, head_size=24, dtype=torch.bfloat16)
-INDEXER = MLAAttentionSpec(
-    block_size=32,
-    num_kv_heads=1,
-    head_size=12,
-    dtype=torch.uint8,
-    tokens_per_state=4,
-    cache_role=SparseCacheRole.INDEXER,
-    block_stride_alignment=MultipleOf(8),
-)
-# The live hybrid on the CPU: convolution and recurrent state of Qwen3-Next in pages of the attention's 131,072 bytes.
-STATE = MambaSpec(
-    block_size=256,
-    shapes=((3, 512), (4, 64, 64)),
-    dtypes=(torch.bfloat16, torch.float32),
-    page_size_padded=131_072,
-    mamba_cache_mode="align",
-)
-WIDE = FullAttentionSpec(block_size=256, num_kv_heads=2, head_size=64, dtype=torch.bfloat16)
-TAIL = CircularBufferSpec(block_size=4, num_kv_heads=2, head_size=12, head_size_v=0, dtype=torch.bfloat16)
-
-
-def group(specs: dict[str, KVCacheSpec]) -> KVCacheGroupSpec:
-    """A cache group of these layers, bundled as the engine does when their specs are not equal."""
-    first = next(iter(specs.values()))
-    if all(spec == first for spec in specs.values()):
-        return KVCacheGroupSpec(list(specs), first)
-    return KVCacheGroupSpec(list(specs), UniformTypeKVCacheSpecs(block_size=first.block_size, kv_cache_specs=specs))
-
-
-def layers(name: str, spec: KVCacheSpec, count: int) -> dict[str, KVCacheSpec]:
-    return {f"{name}.{index}": spec for index in range(count)}
-
-
-def recorded_spec(spec: KVCacheSpec) -> LayerSpec:
-    """A spec as a worker records it: the fields of its dataclass that a record has."""
-    values = {field.name: getattr(spec, field.name) for field in fields(spec)}
-    values |= {"spec_type": type(spec).__name__, "page_size_bytes": spec.page_size_bytes}
-    text = {
-        name: str(value).removeprefix("torch.")
-        for name, value in values.items()
-        if name in ("dtype", "tokens_per_state", "block_stride_alignment", "mamba_type", "cache_role", "kv_quant_mode")
-        and value is not None
-    }
-    values |= text
-    if "dtypes" in values:
-        values["dtypes"] = [str(dtype).removeprefix("torch.") for dtype in values["dtypes"]]
-    return LayerSpec.model_validate_json(json.dumps(values))
-
-
-def bound(spec: KVCacheSpec, view: torch.Tensor, kernel_pages: int | None) -> list[torch.Tensor]:
-    """What the layers' own `bind_kv_cache` makes of the view that the engine hands them."""
-    module = SimpleNamespace(
-        get_state_shape=lambda: spec.shapes,
-        get_state_dtype=lambda: spec.dtypes,
-        _vllm_config=SimpleNamespace(kernel_config=SimpleNamespace(enable_jit_warmup=False)),
-        kv_cache=view,
-    )
-    if kernel_pages is not None:
-        own = AttentionGroup(SimpleNamespace, [], spec, 0, kernel_block_size=kernel_pages)
-        view = own.map_kv_cache_to_kernel_blocks(view)
-    if isinstance(spec, MambaSpec):
-        MambaBase.bind_kv_cache(module, view)
-    elif isinstance(spec, MLAAttentionSpec):
-        MLAAttention.bind_kv_cache(module, view)
-    return list(module.kv_cache) if isinstance(module.kv_cache, tuple) else [module.kv_cache]
-
-
-def engine_cache(
-    groups: Sequence[KVCacheGroupSpec],
-    layout: str,
-    blocks: int = 5,
-    kernel_blocks: Sequence[int] | None = None,
-    kernel_pages: dict[KVCacheSpec, int] | None = None,
-) -> CacheMemory:
-    """A cache that vLLM plans for so many blocks, allocates and binds.
-
-    Memory is torch's meta device: storages have their sizes and tensors their strides, and no byte is taken.
-    `kernel_blocks` are tokens of each group, `kernel_pages` those of a spec whose backend takes smaller ones.
-    """
-    config = SimpleNamespace(
-        attention_config=SimpleNamespace(hisparse_config=None),
-        cache_config=SimpleNamespace(
-            get_resolved_kv_cache_layout=lambda: KVCacheLayout[layout],
-            num_gpu_blocks_override=blocks,
-            prefix_cache_retention_interval=None,
-        ),
-    )
-    plan = get_kv_cache_config_from_groups(config, list(groups), 0)
-    views = allocate_kv_cache(plan, torch.device("meta"), KVCacheLayout[layout], kernel_blocks and list(kernel_blocks))
-    specs = {
-        layer: spec.kv_cache_specs[layer] if isinstance(spec, UniformTypeKVCacheSpecs) else spec
-        for own, spec in ((own, own.kv_cache_spec) for own in groups)
-        for layer in own.layer_names
-    }
-    tensors = {
-        layer: bound(specs[layer], view, (kernel_pages or {}).get(specs[layer])) for layer, view in views.items()
-    }
-    (size,) = {tensor.untyped_storage().nbytes() for views in tensors.values() for tensor in views}
-    record = {
-        "num_blocks": plan.num_blocks,
-        "available_cache_bytes": size,
-        "kv_cache_layout": layout,
-        "kv_tp_replicas": 1,
-        "groups": [
-            {
-                "layer_names": own.layer_names,
-                "spec_type": type(own.kv_cache_spec).__name__,
-                "block_size_tokens": own.kv_cache_spec.block_size,
-                "spec_page_size_bytes": own.kv_cache_spec.page_size_bytes,
-                "startup_blocks_per_request": 1,
-                "layer_specs": {layer: recorded_spec(specs[layer]).model_dump() for layer in own.layer_names},
-                "is_eagle_group": own.is_eagle_group,
-                "host_resident": own.host_resident,
-                "role": own.role.value,
-            }
-            for own in groups
-        ],
-        "kernel_block_size_tokens": kernel_blocks or [own.kv_cache_spec.block_size for own in groups],
-        "layer_classes": dict.fromkeys(specs, "Layer"),
-        "storages": [{"storage_id": "storage0", "device": "cpu", "size_bytes": size}],
-        "tensor_allocations": [
-            {
-                "storage_id": "storage0",
-                "size": tensor.size,
-                "layers": tensor.layers,
-                "offset": tensor.offset,
-                "block_stride": tensor.block_stride,
-                "layer_stride": tensor.layer_stride,
-                "host_resident": tensor.host_resident,
-            }
-            for tensor in plan.kv_cache_tensors
-        ],
-        "layer_tensors": {
-            layer: [
-                {
-                    "storage_id": "storage0",
-                    "storage_offset_bytes": tensor.storage_offset() * tensor.element_size(),
-                    "shape": list(tensor.shape),
-                    "stride_bytes": [stride * tensor.element_size() for stride in tensor.stride()],
-                    "dtype": str(tensor.dtype).removeprefix("torch."),
-                    "element_size_bytes": tensor.element_size(),
-                }
-                for tensor in views
-            ]
-            for layer, views in tensors.items()
-        },
-    }
-    return CacheMemory.model_validate_json(json.dumps(record))
-
-
-def glm_groups() -> list[KVCacheGroupSpec]:
-    """GLM-5.3-Flash at TP 4: 9, 9, 8 and 8 KDA layers, 11 indexers with 11 latents, 11 tails; a latent page of 2,176
-    tokens of 512 bytes, 544 pooled states of 132 bytes, and a block of 13,516,800 bytes."""
-    kda = MambaSpec(
-        block_size=2176,
-        shapes=((3, 3072), (8, 128, 128)),
-        dtypes=(torch.bfloat16, torch.float32),
-        page_size_padded=2176 * 512,
-        mamba_cache_mode="align",
-        num_prefill_checkpoint_blocks=1,
-        prefill_checkpoint_alignment=16,
-    )
-    latent = MLAAttentionSpec(
-        block_size=2176, num_kv_heads=1, head_size=512, dtype=torch.uint8, block_stride_alignment=16_384
-    )
-    indexer = MLAAttentionSpec(
-        block_size=2176,
-        num_kv_heads=1,
-        head_size=132,
-        dtype=torch.uint8,
-        tokens_per_state=4,
-        cache_role=SparseCacheRole.INDEXER,
-        block_stride_alignment=MultipleOf(256),
-    )
-    tail = CircularBufferSpec(block_size=4, num_kv_heads=2, head_size=128, head_size_v=0, dtype=torch.bfloat16)
-    attention = {}
-    for index in range(11):
-        attention |= {f"indexer.{index}": indexer, f"latent.{index}": latent}
-    states = [group(layers(f"kda{place}", kda, count)) for place, count in enumerate((9, 9, 8, 8))]
-    return [group(attention), *states, group(layers("tail", tail, 11))]
-
-
-def glm_cache() -> CacheMemory:
-    groups = glm_groups()
-    indexer = groups[0].kv_cache_spec.kv_cache_specs["indexer.0"]
-    return engine_cache(groups, "BLHNC", 13_697, kernel_pages={indexer: 128})
-
-
-LIVE = {
-    "one group, heads first": lambda: engine_cache([group(layers("full", FULL, 3))], "LBHNC"),
-    "one group, tokens first": lambda: engine_cache([group(layers("full", FULL, 3))], "LBNHC"),
-    "one group, blocks outermost": lambda: engine_cache([group(layers("full", FULL, 3))], "BLHNC"),
-    "one group, blocks outermost, tokens first": lambda: engine_cache([group(layers("full", FULL, 3))], "BLNHC"),
-    "blocks that the kernel splits": lambda: engine_cache([group(layers("full", FULL, 3))], "LBHNC", 5, [4]),
-    "split blocks, tokens first": lambda: engine_cache([group(layers("full", FULL, 3))], "LBNHC", 5, [8]),
-    "groups over one another, the last one short": lambda: engine_cache(
-        [group(layers("full", FULL, 3)), group(layers("a", WINDOW, 3)), group(layers("b", WINDOW, 2))], "LBHNC"
-    ),
-    "the same with blocks outermost": lambda: engine_cache(
-        [group(layers("full", FULL, 3)), group(layers("a", WINDOW, 3)), group(layers("b", WINDOW, 2))], "BLHNC"
-    ),
-    "recurrent states beside attention": lambda: engine_cache(
-        [group(layers("a", STATE, 1)), group(layers("b", STATE, 1)), group(layers("full", WIDE, 1))], "LBHNC", 64
-    ),
-    "recurrent states, blocks outermost": lambda: engine_cache(
-        [group(layers("a", STATE, 3)), group(layers("full", WIDE, 2))], "BLNHC", 64
-    ),
-    "a latent without its axis of heads": lambda: engine_cache([group(layers("latent", LATENT, 3))], "LBNHC", 7, [8]),
-    "two specs in a group, layers outermost": lambda: engine_cache(
-        [group(layers("full", FULL, 2) | layers("small", SMALL, 2))], "LBHNC"
-    ),
-    "two specs in a group and a short one, blocks outermost": lambda: engine_cache(
-        [group(layers("index", INDEXER, 2) | layers("latent", LATENT, 2)), group(layers("tail", TAIL, 3))], "BLHNC"
-    ),
-    "an indexer in its kernel's pages": lambda: engine_cache(
-        [group(layers("index", INDEXER, 2) | layers("latent", LATENT, 2)), group(layers("tail", TAIL, 3))],
-        "BLHNC",
-        kernel_pages={INDEXER: 8},
-    ),
-    "GLM-5.3-Flash": glm_cache,
-}
+PROBES = Path(__file__).parents[1] / "fixtures" / "probes"
+RECORDED = [
+    pytest.param(worker.cache, id=f"{file.stem} {worker.label}")
+    for file in sorted(PROBES.glob("*.json"))
+    for worker in read_model(ProbeRecord, file, "probe record").workers
+]
 
 
 @pytest.mark.parametrize("name", LIVE)
 def test_a_cache_that_the_engine_made_has_no_finding(name: str):
     assert list(placement_findings(LIVE[name]())) == []
+
+
+@pytest.mark.parametrize("cache", RECORDED)
+def test_a_cache_of_a_launch_has_no_finding(cache: CacheMemory):
+    assert list(placement_findings(cache)) == []
 
 
 def test_the_engine_lays_caches_as_the_names_of_these_tests_say():
@@ -279,3 +68,342 @@ def test_the_engine_lays_caches_as_the_names_of_these_tests_say():
     assert glm.storages[0].size_bytes == 13_697 * 13_516_800
     assert glm.layer_tensors["indexer.10"][0].shape == (13_696 * 3200 + 17, 32, 132)
     assert [len(each.layer_names) for each in glm.groups] == [22, 9, 9, 8, 8, 11]
+
+
+DISJOINT = "in common only for the same block of different groups, found block"
+
+
+def longer(bytes_more: int) -> Callable[[dict[str, Any]], None]:
+    def changed(document: dict[str, Any]) -> None:
+        document["available_cache_bytes"] = None
+        for each in (*document["storages"], *document["tensor_allocations"]):
+            each["size_bytes" if "size_bytes" in each else "size"] += bytes_more
+
+    return changed
+
+
+STORAGES = {
+    "a storage that no allocation names": (
+        SHORT,
+        lambda document: document["storages"].append({"storage_id": "s1", "device": "cpu", "size_bytes": 5}),
+        [
+            "storages: expected one backing allocation, found ['storage0', 's1']",
+            "storages: expected at most the 15360 bytes available, found 15365",
+        ],
+    ),
+    "a storage twice": (
+        SHORT,
+        lambda document: document["storages"].append(document["storages"][0]),
+        [
+            "storages: expected one backing allocation, found ['storage0', 'storage0']",
+            "storages: expected at most the 15360 bytes available, found 30720",
+        ],
+    ),
+    "more than there was": (
+        SHORT,
+        at("available_cache_bytes", value=15_359),
+        ["storages: expected at most the 15359 bytes available, found 15360"],
+    ),
+    "a tail": (SHORT, longer(4), ["storages: expected bytes divisible by 5 blocks, found 15364"]),
+    "scattered pages": (
+        SHORT,
+        at("kv_cache_layout", value="BHLNC"),
+        ["kv_cache_layout: expected one of LBHNC, LBNHC, BLHNC, BLNHC, found BHLNC"],
+    ),
+}
+
+LAYERS = {
+    "a layer of no group": (
+        SHORT,
+        at("tensor_allocations", 2, "layers", value=["b.0", "b.1", "c"]),
+        ["tensor_allocations: expected layers of the groups alone, found c"],
+    ),
+    "a layer of no allocation": (
+        SHORT,
+        at("tensor_allocations", 2, "layers", value=["b.0"]),
+        ["tensor_allocations: expected b.1 in one allocation, found it in 0"],
+    ),
+    "a layer twice in an allocation": (
+        SHORT,
+        at("tensor_allocations", 2, "layers", value=["b.0", "b.1", "b.1"]),
+        ["tensor_allocations: expected b.1 in one allocation, found it in 2"],
+    ),
+    "an allocation of two groups": (
+        SHORT,
+        lambda document: (
+            document["tensor_allocations"][2]["layers"].append("a.2"),
+            document["tensor_allocations"][1]["layers"].pop(),
+        ),
+        ["tensor_allocations[2] (b.0).layers: expected those of one group, found layers of groups [1, 2]"],
+    ),
+    "a layer that is not bound": (
+        SHORT,
+        lambda document: document["layer_tensors"].pop("b.1"),
+        ["layer_tensors: expected a tensor of b.1, found none"],
+    ),
+    "a layer bound to nothing": (
+        SHORT,
+        at("layer_tensors", "b.1", value=[]),
+        ["layer_tensors: expected a tensor of b.1, found none"],
+    ),
+    "a bound layer of no group": (
+        SHORT,
+        lambda document: document["layer_tensors"].update(c=document["layer_tensors"]["b.1"]),
+        ["layer_tensors: expected layers of the groups alone, found c"],
+    ),
+    "a kernel block too few": (
+        SHORT,
+        at("kernel_block_size_tokens", value=[16, 16]),
+        ["kernel_block_size_tokens: expected one of each of 3 groups, found 2"],
+    ),
+    "a kernel block that does not divide": (
+        SHORT,
+        at("kernel_block_size_tokens", value=[16, 16, 12]),
+        ["kernel_block_size_tokens[2]: expected a divisor of blocks of [16], found 12"],
+    ),
+}
+
+ALLOCATIONS = {
+    "an unknown storage": (
+        SHORT,
+        lambda document: [
+            document["tensor_allocations"][2].update(storage_id="s9"),
+            *(document["layer_tensors"][layer][0].update(storage_id="s9") for layer in ("b.0", "b.1")),
+        ],
+        ["tensor_allocations[2] (b.0).storage_id: expected one of ['storage0'], found s9"],
+    ),
+    "another size": (
+        SHORT,
+        at("tensor_allocations", 2, "size", value=15_359),
+        ["tensor_allocations[2] (b.0).size: expected the 15360 bytes of storage0, found 15359"],
+    ),
+    "pages of the host": (
+        SHORT,
+        at("tensor_allocations", 2, "host_resident", value=True),
+        ["tensor_allocations[2] (b.0).host_resident: expected False, found True"],
+    ),
+    "a region that leaves the storage": (
+        SHORT,
+        lambda document: (
+            document["tensor_allocations"][2].update(offset=10_240),
+            document["layer_tensors"]["b.0"][0].update(storage_offset_bytes=10_240),
+            document["layer_tensors"]["b.1"][0].update(storage_offset_bytes=15_360),
+        ),
+        ["tensor_allocations[2] (b.0).size: expected at least 20480 bytes for 5 blocks, found 15360"],
+    ),
+    "a page larger than its block": (
+        SHORT,
+        at("groups", 2, "layer_specs", "b.1", "page_size_bytes", value=1025),
+        [
+            "tensor_allocations[2] (b.0).block_stride: expected at least the page of 1025 bytes, found 1024",
+            f"tensor_allocations[2] (b.0): expected bytes of b.1 and full.1 {DISJOINT} b-1 and block b",
+        ],
+    ),
+    "a layer stride that is not the layout's": (
+        PACKED,
+        at("tensor_allocations", 2, "layer_stride", value=200),
+        [
+            "tensor_allocations[2] (tail.0).layer_stride: expected 192 in layout BLHNC, found 200",
+            *(
+                f"layer_tensors.tail.{layer}[0].storage_offset_bytes: expected {200 * layer}, the start of the "
+                f"layer's page, found {192 * layer}"
+                for layer in (1, 2)
+            ),
+        ],
+    ),
+    "blocks outermost by name, layers outermost by place": (
+        engine_cache([group(layers("full", FULL, 2))], "LBHNC"),
+        at("kv_cache_layout", value="BLHNC"),
+        [
+            "tensor_allocations[0] (full.0).layer_stride: expected 1024 in layout BLHNC, found 5120",
+            "tensor_allocations[0] (full.0).block_stride: expected 2048 in layout BLHNC, found 1024",
+        ],
+    ),
+    "split blocks with a gap": (
+        engine_cache(
+            [group(layers("full", FullAttentionSpec(**vars(FULL) | {"block_stride_alignment": 1280}), 1))], "LBHNC"
+        ),
+        at("kernel_block_size_tokens", value=[4]),
+        [
+            "tensor_allocations[0] (full.0).block_stride: expected the page of 1024 bytes, split in 4, found 1280",
+            "layer_tensors.full.0[0].shape: expected [2, 4, 16] behind the first axis, found [2, 16, 16]",
+        ],
+    ),
+}
+
+OWNERS = {
+    "groups half a page apart": (
+        SHORT,
+        lambda document: [
+            document["tensor_allocations"][2].update(offset=512),
+            *(
+                document["layer_tensors"][layer][0].update(storage_offset_bytes=start)
+                for layer, start in (("b.0", 512), ("b.1", 5632))
+            ),
+        ],
+        [
+            f"tensor_allocations[2] (b.0): expected bytes of b.0 and full.0 {DISJOINT} b-1 and block b",
+            f"tensor_allocations[2] (b.0): expected bytes of b.1 and full.1 {DISJOINT} b-1 and block b",
+        ],
+    ),
+    "layers of one group over each other": (
+        PACKED,
+        lambda document: [
+            document["tensor_allocations"][1].update(offset=160),
+            *(
+                document["layer_tensors"][layer][0].update(storage_offset_bytes=start)
+                for layer, start in (("latent.0", 160), ("latent.1", 1696))
+            ),
+        ],
+        [f"tensor_allocations[1] (latent.0): expected bytes of latent.0 and index.1 {DISJOINT} b and block b"],
+    ),
+    "layers of one allocation over each other": (
+        engine_cache([group(layers("full", FULL, 2))], "BLHNC"),
+        lambda document: (
+            document["tensor_allocations"][0].update(layer_stride=1000),
+            document["layer_tensors"]["full.1"][0].update(storage_offset_bytes=1000),
+        ),
+        [
+            "tensor_allocations[0] (full.0).layer_stride: expected 1024 in layout BLHNC, found 1000",
+            f"tensor_allocations[0] (full.0): expected bytes of full.1 and full.0 {DISJOINT} b and block b",
+        ],
+    ),
+    "a layer over itself, and over another stride": (
+        SHORT,
+        lambda document: [
+            document["tensor_allocations"][2].update(block_stride=512, layer_stride=2560, layers=["b.0"]),
+            document["groups"][2].update(layer_names=["b.0"]),
+            document["layer_tensors"].pop("b.1"),
+            document["layer_tensors"]["b.0"][0].update(stride_bytes=[512, 512, 32, 2]),
+        ],
+        [
+            "tensor_allocations[2] (b.0).block_stride: expected at least the page of 1024 bytes, found 512",
+            *(
+                f"tensor_allocations[2] (b.0).block_stride: expected 1024 of the allocation of {other} in the "
+                "same bytes, found 512"
+                for other in ("full.0", "a.0")
+            ),
+            f"tensor_allocations[2] (b.0): expected bytes of b.0 and b.0 {DISJOINT} b+1 and block b",
+        ],
+    ),
+}
+
+CHANGES = {**STORAGES, **LAYERS, **ALLOCATIONS, **OWNERS}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_each_change_has_its_line(name: str):
+    cache, change, lines = CHANGES[name]
+    assert list(placement_findings(cache)) == []
+    assert findings(cache, change) == lines
+
+
+def test_a_worker_need_not_know_how_much_was_available():
+    assert findings(SHORT, at("available_cache_bytes", value=None)) == []
+
+
+def test_a_group_that_no_attention_kernel_reads_has_no_kernel_block():
+    assert findings(HYBRID, at("kernel_block_size_tokens", value=[None, None, 256])) == []
+
+
+def leaves(value: Any, path: tuple[str | int, ...] = ()) -> list[tuple[str | int, ...]]:
+    if isinstance(value, dict):
+        return [leaf for key, below in value.items() for leaf in leaves(below, (*path, key))]
+    if isinstance(value, list):
+        return [leaf for index, below in enumerate(value) for leaf in leaves(below, (*path, index))]
+    return [path]
+
+
+PLACES = ("num_blocks", "kernel_block_size_tokens", "storages", "tensor_allocations", "layer_tensors")
+
+
+def is_free(document: dict[str, Any], path: tuple[str | int, ...]) -> bool:
+    """The name of the device is not a place, nor is the stride of an axis of one."""
+    match path:
+        case ("layer_tensors", layer, index, "stride_bytes", axis):
+            return bool(document["layer_tensors"][layer][index]["shape"][axis] == 1)
+    return path[-1] == "device"
+
+
+SMALL = [pytest.param(make(), id=name) for name, make in LIVE.items() if name != "GLM-5.3-Flash"]
+
+
+@pytest.mark.parametrize("cache", SMALL + RECORDED)
+def test_no_number_and_no_name_of_a_place_can_change_unseen(cache: CacheMemory):
+    document = json.loads(cache.model_dump_json())
+    for path in leaves({field: document[field] for field in PLACES}):
+        *parents, last = path
+        parent = document
+        for key in parents:
+            parent = parent[key]
+        value = parent[last]
+        if isinstance(value, str):
+            others = [value + "x"]
+        elif isinstance(value, bool):
+            others = [not value]
+        else:
+            others = [value + 1, 2 * value + 2]
+        for other in others:
+            seen = findings(cache, at(*path, value=other))
+            assert bool(seen) != is_free(document, path), (path, value, other)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.sampled_from([SHORT, PACKED, PAGED, SPLIT, HYBRID]), st.data())
+def test_no_number_is_too_strange_to_be_judged(cache: CacheMemory, data: st.DataObject):
+    document = json.loads(cache.model_dump_json())
+    numbers = [path for path in leaves(document) if path[0] in PLACES or path[0] == "groups"]
+    values = st.sampled_from([0, 1, 2, 3, 7, 1023, 2**31, 2**53])
+    for path in data.draw(st.lists(st.sampled_from(numbers), min_size=1, max_size=4, unique=True)):
+        parent = document
+        for key in path[:-1]:
+            parent = parent[key]
+        if isinstance(parent[path[-1]], int) and not isinstance(parent[path[-1]], bool):
+            parent[path[-1]] = data.draw(values)
+    try:
+        changed = CacheMemory.model_validate_json(json.dumps(document))
+    except ValueError:
+        return  # the schema refuses it
+    for line in placement_findings(changed):
+        assert line.startswith("")
+        assert ": expected " in line
+        assert ", found " in line
+
+
+pages = st.builds(
+    Page,
+    layer=st.uuids().map(str),
+    group=st.integers(0, 2),
+    allocation=st.just(0),
+    start=st.integers(0, 40),
+    size=st.integers(1, 9),
+    block_stride=st.sampled_from([4, 6]),
+)
+
+
+@settings(max_examples=500, deadline=None)
+@given(st.lists(pages, min_size=1, max_size=6, unique_by=lambda page: page.layer), st.integers(1, 6))
+def test_bytes_with_two_owners_are_those_that_a_count_of_every_byte_finds(found: list[Page], blocks: int):
+    """Every byte of every page of every block of a small cache: who may not share it?"""
+    owners = defaultdict(set)
+    for page in found:
+        for block in range(blocks):
+            start = page.start + block * page.block_stride
+            for byte in range(start, start + page.size):
+                owners[byte].add((page, block))
+    expected = set()
+    for own in owners.values():
+        for (one, one_block), (other, other_block) in itertools.combinations(sorted(own), 2):
+            allowed = one_block == other_block and one.group != other.group
+            if one.block_stride == other.block_stride and not allowed:
+                expected.add((frozenset((one.layer, other.layer)), one.group == other.group))
+    shared = shared_bytes(found, blocks)
+    assert {(frozenset((one.layer, other.layer)), one.group == other.group) for one, other, _ in shared} == expected
+    for one, other, distance in shared:
+        block = max(0, -distance)
+        both = [
+            set(range(page.start + at * page.block_stride, page.start + at * page.block_stride + page.size))
+            for page, at in ((one, block), (other, block + distance))
+        ]
+        assert max(block, block + distance) < blocks
+        assert both[0] & both[1]

@@ -7,8 +7,10 @@ of its own group. Blocks are not counted one by one: two layers meet at a range 
 """
 
 import itertools
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from operator import attrgetter
 from typing import NamedTuple
 
 from schemas.observation import CacheMemory, LayerSpec, TensorAllocation
@@ -40,8 +42,10 @@ class Page(NamedTuple):
 def placement_findings(cache: CacheMemory) -> Iterator[str]:
     """Each way in which storages, allocations, pages and bound tensors of one worker do not fit together.
 
-    Lines are `<field>: expected <x>, found <y>`. There is none for a cache that the engine's `allocate_kv_cache` and
-    its layers' `bind_kv_cache` made (v1/worker/utils.py:564 and :868 of vLLM 0.32.0).
+    Lines are `<field of the cache>: expected <x>, found <y>`. There is none for a cache that the engine's
+    `allocate_kv_cache` and its layers' `bind_kv_cache` made (v1/worker/utils.py:564 and :868 of vLLM 0.32.0). Whether
+    each layer has one group and one spec, and what a page is, `cache_groups.group_findings` asks; here a layer without
+    them has no place.
     """
     pages = pages_of(cache)
     yield from _storage_findings(cache)
@@ -52,6 +56,9 @@ def placement_findings(cache: CacheMemory) -> Iterator[str]:
             yield f"{_name(cache, index)}.{line}"
     yield from _overlay_findings(cache, pages)
     for page in pages:
+        spec, tensors = _spec(cache, page), cache.layer_tensors.get(page.layer)
+        if not tensors:
+            continue
         place = LayerPlace(
             storage_id=cache.tensor_allocations[page.allocation].storage_id,
             start=page.start,
@@ -59,12 +66,13 @@ def placement_findings(cache: CacheMemory) -> Iterator[str]:
             block_stride=page.block_stride,
             blocks=cache.num_blocks,
             kernel_blocks=_kernel_blocks(cache, page),
-            tokens_first=cache.kv_cache_layout in TOKENS_FIRST,
+            tokens_first=cache.kv_cache_layout in TOKENS_FIRST and spec.shapes is None,
         )
-        tensors = cache.layer_tensors.get(page.layer)
-        if tensors:
-            for line in view_findings(place, _spec(cache, page), tensors):
-                yield f"cache.layer_tensors.{page.layer}{line}"
+        try:
+            for line in view_findings(place, spec, tensors):
+                yield f"layer_tensors.{page.layer}{line}"
+        except ValueError as problem:
+            yield f"groups[{page.group}].layer_specs.{page.layer}.{problem}"
 
 
 def pages_of(cache: CacheMemory) -> list[Page]:
@@ -86,7 +94,7 @@ def _spec(cache: CacheMemory, page: Page) -> LayerSpec:
 
 
 def _name(cache: CacheMemory, allocation: int) -> str:
-    return f"cache.tensor_allocations[{allocation}] ({cache.tensor_allocations[allocation].layers[0]})"
+    return f"tensor_allocations[{allocation}] ({cache.tensor_allocations[allocation].layers[0]})"
 
 
 def _kernel_blocks(cache: CacheMemory, page: Page) -> int:
@@ -106,40 +114,35 @@ def _storage_findings(cache: CacheMemory) -> Iterator[str]:
     ids = [storage.storage_id for storage in cache.storages]
     total = _total(cache)
     if len(ids) != 1:
-        yield f"cache.storages: expected one backing allocation, found {ids}"
+        yield f"storages: expected one backing allocation, found {ids}"
     if total % cache.num_blocks:
-        yield f"cache.storages: expected bytes divisible by {cache.num_blocks} blocks, found {total}"
+        yield f"storages: expected bytes divisible by {cache.num_blocks} blocks, found {total}"
     if cache.available_cache_bytes is not None and total > cache.available_cache_bytes:
-        yield f"cache.storages: expected at most the {cache.available_cache_bytes} bytes available, found {total}"
+        yield f"storages: expected at most the {cache.available_cache_bytes} bytes available, found {total}"
     if cache.kv_cache_layout not in LAYOUTS:
-        yield f"cache.kv_cache_layout: expected one of {', '.join(LAYOUTS)}, found {cache.kv_cache_layout}"
+        yield f"kv_cache_layout: expected one of {', '.join(LAYOUTS)}, found {cache.kv_cache_layout}"
 
 
 def _layer_findings(cache: CacheMemory) -> Iterator[str]:
-    """Every layer of the groups, and no other one, has one group, one spec, one place and its bound tensors."""
-    grouped = Counter(layer for group in cache.groups for layer in group.layer_names)
+    """Every layer of the groups, and no other one, has one place and bound tensors."""
+    grouped = {layer for group in cache.groups for layer in group.layer_names}
     placed = Counter(layer for allocation in cache.tensor_allocations for layer in allocation.layers)
-    for layer in dict.fromkeys([*grouped, *placed]):
-        if grouped[layer] != 1:
-            yield f"cache.groups: expected {layer} in one group, found it in {grouped[layer]}"
+    for layer in (layer for group in cache.groups for layer in group.layer_names):
         if placed[layer] != 1:
-            yield f"cache.tensor_allocations: expected {layer} in one allocation, found it in {placed[layer]}"
-    for place, group in enumerate(cache.groups):
-        for layer in group.layer_names:
-            if layer not in group.layer_specs:
-                yield f"cache.groups[{place}].layer_specs: expected one of {layer}, found none"
-            if not cache.layer_tensors.get(layer):
-                yield f"cache.layer_tensors: expected a tensor of {layer}, found none"
-    for layer in cache.layer_tensors:
-        if layer not in grouped:
-            yield f"cache.layer_tensors: expected layers of the groups alone, found {layer}"
+            yield f"tensor_allocations: expected {layer} in one allocation, found it in {placed[layer]}"
+        if not cache.layer_tensors.get(layer):
+            yield f"layer_tensors: expected a tensor of {layer}, found none"
+    for field, layers in (("tensor_allocations", placed), ("layer_tensors", cache.layer_tensors)):
+        for layer in layers:
+            if layer not in grouped:
+                yield f"{field}: expected layers of the groups alone, found {layer}"
     sizes = cache.kernel_block_size_tokens
     if len(sizes) != len(cache.groups):
-        yield f"cache.kernel_block_size_tokens: expected one of each of {len(cache.groups)} groups, found {len(sizes)}"
+        yield f"kernel_block_size_tokens: expected one of each of {len(cache.groups)} groups, found {len(sizes)}"
     for place, (kernel, group) in enumerate(zip(sizes, cache.groups, strict=False)):
         blocks = sorted({spec.block_size for spec in group.layer_specs.values()})
         if kernel is not None and any(block % kernel for block in blocks):
-            yield f"cache.kernel_block_size_tokens[{place}]: expected a divisor of blocks of {blocks}, found {kernel}"
+            yield f"kernel_block_size_tokens[{place}]: expected a divisor of blocks of {blocks}, found {kernel}"
 
 
 def _allocation_findings(cache: CacheMemory, allocation: TensorAllocation, pages: Sequence[Page]) -> Iterator[str]:
@@ -208,23 +211,41 @@ def _overlay_findings(cache: CacheMemory, pages: Sequence[Page]) -> Iterator[str
             )
 
 
-def shared_bytes(pages: Sequence[Page], blocks: int) -> Iterator[tuple[Page, Page, int]]:
+def shared_bytes(pages: Sequence[Page], blocks: int) -> list[tuple[Page, Page, int]]:
     """Pairs of layers, or a layer with itself, that share a byte and may not: only the same block of layers of
     different groups may. With a distance: block b of the first one and block b + distance of the second.
 
     Layers of different block strides are not compared.
     """
-    for one, other in itertools.combinations_with_replacement(pages, 2):
-        stride = one.block_stride
-        if other.block_stride != stride:
-            continue
-        # Bytes are shared where -other.size < other.start + distance * stride - one.start < one.size.
-        apart = one.start - other.start
-        low = max((apart - other.size) // stride + 1, 1 - blocks)
-        high = min((apart + one.size - 1) // stride, blocks - 1)
-        if low > high:
-            continue
-        if high > 0:
-            yield one, other, high
-        elif one is not other and (low < 0 or one.group == other.group):
-            yield one, other, low
+    found = []
+    order = {page: place for place, page in enumerate(pages)}
+    for stride in {page.block_stride for page in pages}:
+        own = sorted((page for page in pages if page.block_stride == stride), key=attrgetter("start"))
+        starts = [page.start for page in own]
+        largest = max(page.size for page in own)
+        for index, one in enumerate(own):
+            # Of later layers, these meet it in the same block; those that meet it in another one start a stride on.
+            near = bisect_left(starts, one.start + one.size)
+            far = max(near, bisect_right(starts, one.start + stride - largest))
+            end = bisect_left(starts, one.start + (blocks - 1) * stride + one.size)
+            for other in itertools.chain(own[index:near], own[far:end]):
+                distance = _illicit_distance(one, other, blocks)
+                if distance is not None:
+                    later = order[one] > order[other]
+                    found.append((other, one, -distance) if later else (one, other, distance))
+    return sorted(found, key=lambda pair: (order[pair[0]], order[pair[1]]))
+
+
+def _illicit_distance(one: Page, other: Page, blocks: int) -> int | None:
+    """A distance at which block b of `one` and block b + distance of `other` share a byte that they may not share:
+    -other.size < other.start + distance * stride - one.start < one.size."""
+    apart, stride = one.start - other.start, one.block_stride
+    low = max((apart - other.size) // stride + 1, 1 - blocks)
+    high = min((apart + one.size - 1) // stride, blocks - 1)
+    if low > high:
+        return None
+    if high > 0:
+        return high
+    if one is not other and (low < 0 or one.group == other.group):
+        return low
+    return None

@@ -5,35 +5,14 @@ shapes of a recurrent state, one behind the other (model_executor/layers/mamba/a
 first axis, which an attention kernel may split.
 """
 
-import itertools
-import re
 from collections.abc import Iterator, Sequence
-from fractions import Fraction
+from functools import lru_cache
 from math import prod
 from typing import NamedTuple
 
 from schemas.observation import LayerSpec, LayerTensor
 
-ELEMENT_BYTES = {
-    "bool": 1,
-    "int8": 1,
-    "uint8": 1,
-    "float8_e4m3fn": 1,
-    "float8_e4m3fnuz": 1,
-    "float8_e5m2": 1,
-    "float8_e5m2fnuz": 1,
-    "float8_e8m0fnu": 1,
-    "int16": 2,
-    "float16": 2,
-    "bfloat16": 2,
-    "int32": 4,
-    "float32": 4,
-    "int64": 8,
-    "float64": 8,
-}
-"""torch's names of the types that a cache may have."""
-
-_TOKENS_PER_STATE = re.compile(r"([1-9]\d{0,15})(?:/([1-9]\d{0,15}))?")
+from spec_pages import content_page_bytes, element_bytes, tokens_per_state
 
 
 class LayerPlace(NamedTuple):
@@ -52,6 +31,16 @@ class LayerPlace(NamedTuple):
     tokens_first: bool
 
 
+class BlockView(NamedTuple):
+    """What one tensor sees of a block: elements of `dtype` in `shape`, which is [heads, states, content] in an
+    attention layer. `compressed` says that a state is of several tokens."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    element_bytes: int
+    compressed: bool
+
+
 class Steps(NamedTuple):
     """The first axis of a tensor: `of_block` of its `length` places belong to one block, each `step` bytes apart."""
 
@@ -60,132 +49,108 @@ class Steps(NamedTuple):
     step: int
 
 
-def view_findings(place: LayerPlace, spec: LayerSpec, tensors: Sequence[LayerTensor]) -> Iterator[str]:
-    """Each way in which the tensors of one layer leave its pages or each other's bytes: `<path>: expected, found`.
-
-    The path starts behind the layer: `[0].shape`. Pages lie one block stride apart, so a view that steps so too and is
-    inside its page in block 0 is inside its page in every block.
-    """
-    try:
-        expected = list(block_shapes(place, spec, tensors))
-    except ValueError as error:
-        yield str(error)
-        return
-    if len(tensors) != len(expected):
-        yield f": expected {len(expected)} tensors, found {len(tensors)}"
-    runs = []
-    for index, (tensor, (shape, dtype)) in enumerate(zip(tensors, expected, strict=False)):
-        steps = _steps(place, spec, tensor)
-        lines = list(_tensor_findings(place, spec, tensor, shape, dtype, steps))
-        yield from (f"[{index}].{line}" for line in lines)
-        if not lines:
-            runs.append((tensor.storage_offset_bytes, _end(tensor, steps), index))
-    for (_, end, index), (start, _, after) in itertools.pairwise(sorted(runs)):
-        if end > start:
-            yield f"[{after}].storage_offset_bytes: expected at least {end}, the end of tensor {index}, found {start}"
-
-
-def block_shapes(
-    place: LayerPlace, spec: LayerSpec, tensors: Sequence[LayerTensor]
-) -> Iterator[tuple[tuple[int, ...], str]]:
-    """Shape of one place of the first axis, and type, of each tensor of a layer.
+@lru_cache(maxsize=1024)  # layers hardly differ in their specs
+def block_views(spec: LayerSpec, kernel_blocks: int) -> tuple[BlockView, ...]:
+    """Each tensor of a layer whose attention kernel splits a block in so many.
 
     Raises:
-        ValueError: the spec does not say, as a finding.
+        ValueError: the spec does not say, `<field>: expected, found`.
     """
+    page = content_page_bytes(spec)
     if spec.shapes is not None:
-        dtypes = spec.dtypes or ()
-        if len(dtypes) != len(spec.shapes):
-            raise ValueError(f" spec: expected a dtype of each of {len(spec.shapes)} shapes, found {len(dtypes)}")
-        yield from zip(spec.shapes, dtypes, strict=True)
+        pairs = zip(spec.shapes, spec.dtypes or (), strict=True)
+        return tuple(BlockView(shape, dtype, element_bytes(dtype), False) for shape, dtype in pairs)
+    tokens, element = tokens_per_state(spec), element_bytes(spec.dtype)
+    heads, states = spec.num_head_slots or spec.num_kv_heads or 1, int(spec.block_size // tokens)
+    if not states:
+        most = f"at most the {spec.block_size} tokens of a block"
+        raise ValueError(f"tokens_per_state: expected {most}, found {spec.tokens_per_state}")
+    shape = heads, int(spec.block_size // kernel_blocks // tokens), page // (heads * states * element)
+    return (BlockView(shape, str(spec.dtype), element, tokens > 1 and kernel_blocks == 1),)
+
+
+def view_findings(place: LayerPlace, spec: LayerSpec, tensors: Sequence[LayerTensor]) -> Iterator[str]:
+    """Each way in which the tensors of one layer are not the views of its pages: `<path>: expected, found`.
+
+    The path starts behind the layer: `[0].shape`. Pages lie one block stride apart, so a view that steps so too and is
+    in its page in block 0 is in its page in every block. Tensors of one page lie one behind the other from its start.
+
+    Raises:
+        ValueError: the spec does not say what is to be seen, `<field of the spec>: expected, found`.
+    """
+    views = block_views(spec, place.kernel_blocks)
+    if len(tensors) != len(views):
+        yield f": expected {len(views)} tensors, found {len(tensors)}"
         return
-    heads = spec.num_head_slots or spec.num_kv_heads
-    if heads is None or spec.head_size is None or spec.dtype not in ELEMENT_BYTES or _tokens_per_state(spec) <= 0:
-        found = f"{heads}, {spec.head_size}, {spec.dtype} and {spec.tokens_per_state}"
-        raise ValueError(f" spec: expected heads, head_size, dtype and tokens_per_state, found {found}")
-    value_size = spec.head_size if spec.head_size_v is None else spec.head_size_v
-    element = ELEMENT_BYTES[spec.dtype]
-    content = spec.state_content_bytes or (spec.head_size + value_size) * element
-    states = _states(spec, spec.block_size // place.kernel_blocks)
-    if tensors and _has_kernel_pages(place, spec, tensors[0]):
-        states = tensors[0].shape[-2]
-    yield (heads, states, content // element), spec.dtype
+    start = place.start
+    for index, (tensor, view) in enumerate(zip(tensors, views, strict=True)):
+        steps = _steps(place, view, tensor)
+        lines = list(_tensor_findings(place, view, tensor, steps))
+        yield from (f"[{index}].{line}" for line in lines)
+        if lines:
+            return
+        if tensor.storage_offset_bytes != start:
+            what = f"behind tensor {index - 1}" if index else "the start of the layer's page"
+            yield f"[{index}].storage_offset_bytes: expected {start}, {what}, found {tensor.storage_offset_bytes}"
+        start += (steps.of_block - 1) * steps.step + _place_bytes(tensor)
+    if start > place.start + place.page:
+        yield f": expected at most the {place.page} bytes of the layer's page, found {start - place.start} of a block"
 
 
-def _tokens_per_state(spec: LayerSpec) -> Fraction:
-    """Tokens of a stored state; 0 where the text is no positive number."""
-    number = _TOKENS_PER_STATE.fullmatch(spec.tokens_per_state or "")
-    return Fraction(int(number[1]), int(number[2] or 1)) if number else Fraction(0)
-
-
-def _states(spec: LayerSpec, tokens: int) -> int:
-    return int(tokens // _tokens_per_state(spec))
-
-
-def _has_kernel_pages(place: LayerPlace, spec: LayerSpec, tensor: LayerTensor) -> bool:
-    """Whether a compressed cache is bound in its kernel's pages although its group's blocks are whole.
+def _kernel_rows(view: BlockView, tensor: LayerTensor) -> int | None:
+    """States of a page of the kernel's, where a compressed cache is bound in these although its group's blocks are
+    whole.
 
     So are the indexers of GLM and DeepSeek, whose blocks hold other layers too: page j of block b is number
     b * (block stride / page) + j, and the view spans what lies between without ever addressing it
     (`AttentionGroup.map_kv_cache_to_kernel_blocks`, v1/worker/utils.py:397).
     """
-    if spec.shapes is not None or place.kernel_blocks > 1 or _tokens_per_state(spec) <= 1 or len(tensor.shape) < 3:
-        return False
-    rows, states = tensor.shape[-2], _states(spec, spec.block_size)
-    return 0 < rows < states and states % rows == 0
+    if not view.compressed or len(tensor.shape) < 3:
+        return None
+    rows, states = tensor.shape[-2], view.shape[1]
+    return rows if 0 < rows < states and states % rows == 0 else None
 
 
 def _place_bytes(tensor: LayerTensor) -> int:
     return prod(tensor.shape[1:]) * tensor.element_size_bytes
 
 
-def _steps(place: LayerPlace, spec: LayerSpec, tensor: LayerTensor) -> Steps:
-    if _has_kernel_pages(place, spec, tensor):
-        of_block, step = _states(spec, spec.block_size) // tensor.shape[-2], _place_bytes(tensor)
-        return Steps(of_block, (place.blocks - 1) * (place.block_stride // max(1, step)) + of_block, step)
-    return Steps(place.kernel_blocks, place.blocks * place.kernel_blocks, place.block_stride // place.kernel_blocks)
+def _steps(place: LayerPlace, view: BlockView, tensor: LayerTensor) -> Steps:
+    rows = _kernel_rows(view, tensor)
+    if rows is None:
+        return Steps(place.kernel_blocks, place.blocks * place.kernel_blocks, place.block_stride // place.kernel_blocks)
+    of_block, step = view.shape[1] // rows, _place_bytes(tensor)
+    return Steps(of_block, (place.blocks - 1) * (place.block_stride // max(1, step)) + of_block, step)
 
 
-def _end(tensor: LayerTensor, steps: Steps) -> int:
-    """The byte after a dense tensor's last one in block 0."""
-    return tensor.storage_offset_bytes + (steps.of_block - 1) * steps.step + _place_bytes(tensor)
-
-
-def _tensor_findings(
-    place: LayerPlace, spec: LayerSpec, tensor: LayerTensor, shape: tuple[int, ...], dtype: str, steps: Steps
-) -> Iterator[str]:
+def _tensor_findings(place: LayerPlace, view: BlockView, tensor: LayerTensor, steps: Steps) -> Iterator[str]:
     axes, strides = list(tensor.shape), list(tensor.stride_bytes)
     if len(strides) != len(axes):
         yield f"stride_bytes: expected one of each of {len(axes)} axes, found {len(strides)}"
         return
     if tensor.storage_id != place.storage_id:
         yield f"storage_id: expected {place.storage_id} of its allocation, found {tensor.storage_id}"
-    if tensor.dtype != dtype:
-        yield f"dtype: expected {dtype} of its spec, found {tensor.dtype}"
-    element = ELEMENT_BYTES.get(tensor.dtype)
-    if tensor.element_size_bytes != element:
-        size = element or f"that of one of {', '.join(ELEMENT_BYTES)}"
-        yield f"element_size_bytes: expected {size} for {tensor.dtype}, found {tensor.element_size_bytes}"
+    if tensor.dtype != view.dtype:
+        yield f"dtype: expected {view.dtype} of its spec, found {tensor.dtype}"
         return
+    if tensor.element_size_bytes != view.element_bytes:
+        yield f"element_size_bytes: expected {view.element_bytes} of {view.dtype}, found {tensor.element_size_bytes}"
+        return
+    rows, shape = _kernel_rows(view, tensor), list(view.shape)
+    if rows is not None:
+        shape[1] = rows
     # A layer may drop or move an axis of one: `squeeze(1)` of MLA, `transpose(1, 2)` of a cache with a single head.
     if [size for size in axes[1:] if size != 1] != [size for size in shape if size != 1]:
-        yield f"shape: expected {list(shape)} behind the first axis, found {axes[1:]}"
+        yield f"shape: expected {shape} behind the first axis, found {axes[1:]}"
         return
     if not steps.step or place.block_stride % steps.step:
         yield f"shape: expected pages that divide the block stride of {place.block_stride} bytes, found {steps.step}"
         return
     if axes[0] != steps.length:
         yield f"shape: expected {steps.length} on the first axis for {place.blocks} blocks, found {axes[0]}"
-    expected = [steps.step, *_dense_strides(tensor, place.tokens_first and spec.shapes is None)]
+    expected = [steps.step, *_dense_strides(tensor, place.tokens_first)]
     if any(size > 1 and wanted != found for size, wanted, found in zip(axes, expected, strides, strict=True)):
         yield f"stride_bytes: expected {expected}, found {strides}"
-        return
-    start, end = tensor.storage_offset_bytes, _end(tensor, steps)
-    if start < place.start or end > place.start + place.page:
-        yield (
-            f"storage_offset_bytes: expected block 0 in the layer's page of {place.page} bytes at {place.start}, "
-            f"found {end - start} bytes at {start}"
-        )
 
 
 def _dense_strides(tensor: LayerTensor, tokens_first: bool) -> list[int]:
