@@ -11,14 +11,8 @@ from schemas.observation import LoadedModel, WorkerRecord
 from schemas.quantization import Quantization, detect, fmha_label
 from schemas.request import ResolvedDeployment
 
-QUANTIZATION_METHODS = {
-    "fp8": ("fp8",),
-    "modelopt": ("modelopt", "modelopt_fp4", "modelopt_mixed"),
-    "modelopt_fp4": ("modelopt_fp4",),
-    "modelopt_mixed": ("modelopt_mixed",),
-    "compressed-tensors": ("compressed-tensors",),
-}
-"""`quant_method` of a checkpoint -> the methods that vLLM loads it with: ModelOpt's is told by its algorithm
+ENGINE_METHODS = {"modelopt": ("modelopt", "modelopt_fp4", "modelopt_mixed")}
+"""`quant_method` of a checkpoint that vLLM loads by another name, told by its algorithm; all others keep theirs
 (0.33.0, config/model.py `_verify_quantization`, layers/quantization/modelopt.py `override_quantization_method`)."""
 
 
@@ -91,7 +85,7 @@ def precision_findings(deployment: ResolvedDeployment, model: LoadedModel) -> It
     except Refusal as refusal:
         yield f"model.{refusal.field}: expected {refusal.expected}, found {refusal.found}"
         return
-    methods = (None,) if loaded.method is None else QUANTIZATION_METHODS.get(loaded.method, (loaded.method,))
+    methods = (None,) if loaded.method is None else ENGINE_METHODS.get(loaded.method, (loaded.method,))
     if model.quantization not in methods:
         wanted = " or ".join(str(method) for method in methods)
         yield f"model.quantization: expected {wanted} of quantization_config, found {model.quantization}"
