@@ -20,9 +20,7 @@ def main() -> None:
         "vllm": vllm.__version__,
         "file": kv_cache_interface.__file__,
         "fields": {one.__name__: [f.name for f in dataclasses.fields(one)] for one in subclasses(KVCacheSpec)},
-        "managers": {
-            spec.__name__: known.manager_class.__name__ for spec, known in _REGISTRY_KVCACHESPEC_LIST.items()
-        },
+        "managers": {spec.__name__: known.manager_class.__name__ for spec, known in _REGISTRY_KVCACHESPEC_LIST.items()},
     }
     print(json.dumps(written))
 
