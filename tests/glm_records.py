@@ -249,7 +249,7 @@ def cache_memory(checkpoint: bool = True) -> dict[str, Any]:
         "kv_cache_layout": "BLHNC",
         "kv_tp_replicas": 1,
         "groups": groups(checkpoint),
-        "kernel_block_size_tokens": [None] * 4 + [BLOCK, KPOOL],
+        "kernel_block_size_tokens": [*[BLOCK] * 5, KPOOL],  # packed blocks are not split (v1/worker/utils.py:663)
         "layer_classes": {name: CLASSES[spec.get("cache_role", spec["spec_type"])] for name, spec in specs.items()},
         "storages": [{"storage_id": "storage0", "device": "cuda:0", "size_bytes": BLOCKS * POOL_BLOCK}],
         "tensor_allocations": allocations,
