@@ -85,7 +85,8 @@ def kind_of(runtime_version: str, group: CacheGroup, layer_classes: Mapping[str,
     kinds = group_kinds(runtime_version, "probe record")
     if group.spec_type != UNIFORM_SPEC and group.spec_type not in kinds:
         raise ValueError(f"unsupported runtime cache spec {group.spec_type}")
-    pairs = {(spec, layer_classes.get(layer)) for layer, spec in group.layer_specs.items()}
+    specs = group.layer_specs
+    pairs = dict.fromkeys((specs[layer], layer_classes.get(layer)) for layer in group.layer_names if layer in specs)
     found = sorted({_layer_kind(spec, layer_class, kinds) for spec, layer_class in pairs})
     if len(found) != 1:
         raise ValueError(f"kind: expected one of all layers, found {', '.join(found) or 'no layer'}")
@@ -104,7 +105,7 @@ def group_findings(runtime_version: str, cache: CacheMemory) -> Iterator[str]:
         try:
             kind_of(runtime_version, group, cache.layer_classes)
         except ValueError as problem:
-            yield f"groups[{index}].{problem}"
+            yield f"groups[{index}]: {problem}"
             continue
         for line in dict.fromkeys(_member_findings(group)):
             yield f"groups[{index}].{line}"
