@@ -1,14 +1,18 @@
 """Whether the engines that measured a cell are the one that was accepted.
 
-Each engine start of a cell keeps the records that a probe keeps. They are compared leaf by leaf with the probe's of
+Each engine start of a cell keeps the records that a probe keeps. They are compared field by field with the probe's of
 the cell's phase, or with what a declared profile says.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
-from producer.adapters import Adapter, adapter_of, read_pins
+from cache_groups import group_findings, profile_groups
+from cache_placement import placement_findings
+from worker_checks import runtime_findings
+
+from producer.adapters import Adapter, adapter_of
 from producer.journal import Journal
 from schemas.canonical import Strict, digest, parse, read_bytes, read_model, sha256
 from schemas.errors import Refusal
@@ -17,47 +21,23 @@ from schemas.observation import ProbeRecord, SchedulerRecord, WorkerRecord
 from schemas.plan import FrozenCell
 from schemas.profile import Profile
 
-from rank_checks import close
+from import_profile import pool_page_bytes
+from record_differences import Difference, differences, scheduler_differences, worker_differences
 from runtime_compatibility import look_up
 
 Record = WorkerRecord | SchedulerRecord
 PROBE, PROFILE = "the accepted probe", "the accepted profile"
-NOTHING: Any = object()
-"""In place of a value that one of two records does not have."""
 
+MAY_DIFFER = {
+    "model.model": "where the model lies may change: the digest of its config is compared",
+    "hardware.total_memory_bytes": "machines with one device differ a little: the blocks that fit are compared",
+    "hardware.threads": "a cell need not fix the threads of a process: those that it fixes are checked as its own",
+}
+"""Field of a worker's record in which a launch may differ from the accepted one -> why.
 
-class Freedom(NamedTuple):
-    """Leaves of a record in which a launch may differ from the accepted one; `*` is any one part of a path.
-
-    `per block`: as many times the accepted size as the pool is larger, or the very same.
-    """
-
-    path: str
-    extent: Literal["any", "per block"]
-    reason: str
-
-
-IN_LAYER_ORDER = "layers whose blocks lie together begin, and reach, as far as the pool is large"
-OF_ONE_MACHINE = "a figure of one machine: the blocks that it leaves room for are compared"
-AT_LEAST = "a larger pool holds what was planned; a smaller one is refused by its free blocks"
-MAY_DIFFER = (
-    Freedom("attempt_id", "any", "each launch has its own"),
-    Freedom("model.model", "any", "where the model lies: the digest of its config is compared"),
-    Freedom("hardware.total_memory_bytes", "any", OF_ONE_MACHINE),
-    Freedom("cache.available_cache_bytes", "any", OF_ONE_MACHINE),
-    Freedom("hardware.threads", "any", "threads that a cell fixes are compared with its own environment"),
-    Freedom("cache.num_blocks", "any", AT_LEAST),
-    Freedom("num_blocks", "any", AT_LEAST),
-    Freedom("initial_free_blocks", "any", AT_LEAST),
-    Freedom("max_concurrency", "per block", "the blocks of the pool over those of one request"),
-    Freedom("cache.storages.*.size_bytes", "per block", "the whole pool"),
-    Freedom("cache.tensor_allocations.*.size", "per block", "the whole pool"),
-    Freedom("cache.tensor_allocations.*.offset", "per block", IN_LAYER_ORDER),
-    Freedom("cache.tensor_allocations.*.layer_stride", "per block", IN_LAYER_ORDER),
-    Freedom("cache.layer_tensors.*.*.storage_offset_bytes", "per block", IN_LAYER_ORDER),
-    Freedom("cache.layer_tensors.*.*.stride_bytes.*", "per block", IN_LAYER_ORDER),
-    Freedom("cache.layer_tensors.*.*.shape.0", "per block", "the axis that counts blocks"),
-)
+The size of the pool and what follows from it are no part of `record_differences`: a larger pool holds what was
+planned, and `capacity_findings` refuses a smaller one. Attempts differ by their nature (`attempt_findings`).
+"""
 
 WORKER_FIELDS = (
     ("model_config_sha256", "model.config_sha256"),
@@ -120,159 +100,6 @@ def read_accepted(files: Sequence[Path], cell: str) -> Accepted:
     return Accepted(profile, record, files[1].name, sha256(read_bytes(files[1], "probe record")))
 
 
-class Difference(NamedTuple):
-    """A leaf that two plain values do not have in common."""
-
-    path: tuple[str, ...]
-    expected: Any
-    found: Any
-
-    def line(self, of: str) -> str:
-        return f"{'.'.join(self.path)}: expected {shown(self.expected)} of {of}, found {shown(self.found)}"
-
-
-def shown(value: Any) -> str:
-    """A leaf as it is; of a part of a record how much there is."""
-    if value is NOTHING:
-        return "nothing"
-    if isinstance(value, dict):
-        return f"{len(value)} fields"
-    if isinstance(value, list) and any(isinstance(part, dict | list) for part in value):
-        return f"{len(value)} parts"
-    return repr(value)
-
-
-def differences(expected: Any, found: Any, path: tuple[str, ...] = ()) -> Iterator[Difference]:
-    """Every leaf that is not the same, by value and type; lists of different lengths count as one."""
-    if isinstance(expected, dict) and isinstance(found, dict):
-        for key in (*expected, *(key for key in found if key not in expected)):
-            yield from differences(expected.get(key, NOTHING), found.get(key, NOTHING), (*path, key))
-    elif isinstance(expected, list) and isinstance(found, list) and len(expected) == len(found):
-        for index, (before, now) in enumerate(zip(expected, found, strict=True)):
-            yield from differences(before, now, (*path, str(index)))
-    elif type(expected) is not type(found) or expected != found:
-        yield Difference(path, expected, found)
-
-
-def extent_of(path: tuple[str, ...]) -> str:
-    """How far a leaf may differ; empty for not at all."""
-    for freedom in MAY_DIFFER:
-        parts = freedom.path.split(".")
-        if len(parts) == len(path) and all(part in ("*", own) for part, own in zip(parts, path, strict=True)):
-            return freedom.extent
-    return ""
-
-
-def blocks_of(record: Record) -> int:
-    return record.cache.num_blocks if isinstance(record, WorkerRecord) else record.num_blocks
-
-
-def record_findings(expected: Record, found: Record, of: str) -> Iterator[str]:
-    """What a process says otherwise than the same process `of` another launch."""
-    accepted_blocks, blocks = blocks_of(expected), blocks_of(found)
-    accepted, own = (record.model_dump(mode="json", exclude_none=True) for record in (expected, found))
-    for difference in differences(accepted, own):
-        extent = extent_of(difference.path)
-        sizes = difference.expected, difference.found
-        in_proportion = all(isinstance(size, int | float) for size in sizes) and close(
-            sizes[0] * blocks, sizes[1] * accepted_blocks
-        )
-        if not (extent == "any" or (extent == "per block" and in_proportion)):
-            yield f"{found.label}: {difference.line(of)}"
-
-
-def launch_findings(expected: Sequence[Record], found: Sequence[Record], of: str) -> Iterator[str]:
-    """What a launch says otherwise than another one; in what order its processes stand says nothing."""
-    reference = {record.label: record for record in expected}
-    for record in found:
-        if record.label in reference:
-            yield from record_findings(reference[record.label], record, of)
-        else:
-            yield f"{record.label}: expected one of {', '.join(sorted(reference))} of {of}, found another"
-
-
-def field_findings(profile: Profile, record: Record) -> Iterator[str]:
-    """The fields that a profile and a record both have."""
-    plain = record.model_dump(mode="json")
-    fields = WORKER_FIELDS if isinstance(record, WorkerRecord) else SCHEDULER_FIELDS
-    for name, place in fields:
-        for difference in differences(getattr(profile, name), look_up(plain, place), (place,)):
-            yield f"{record.label}: {difference.line(PROFILE)}"
-
-
-def capacity_findings(profile: Profile, records: RankRecords) -> Iterator[str]:
-    """No process of a rank has fewer blocks than the profile's plan was made for."""
-    free = records.scheduler.initial_free_blocks
-    if free < profile.free_blocks:
-        wanted = f"at least {profile.free_blocks} of {PROFILE}"
-        yield f"{records.scheduler.label}: initial_free_blocks: expected {wanted}, found {free}"
-    for record in records.all:
-        if blocks_of(record) <= profile.free_blocks:
-            field = "cache.num_blocks" if isinstance(record, WorkerRecord) else "num_blocks"
-            wanted = f"more than the {profile.free_blocks} free blocks of {PROFILE}"
-            yield f"{record.label}: {field}: expected {wanted}, found {blocks_of(record)}"
-
-
-def runtime_findings(adapter: Adapter, record: Record) -> Iterator[str]:
-    """The engine is the adapter's, by the bytes of its pinned files; nothing of the process was left open."""
-    expected = {
-        "distribution": adapter.distribution,
-        "version": adapter.version,
-        "source_files": read_pins(adapter),
-    }
-    found = record.runtime.model_dump(include=set(expected))
-    for difference in differences(expected, found, ("runtime",)):
-        yield f"{record.label}: {difference.line('the adapter')}"
-    if record.unresolved_fields:
-        yield f"{record.label}: unresolved_fields: expected none, found {', '.join(record.unresolved_fields)}"
-
-
-def rank_findings(tp: int, rank: int, own: RankSession, records: RankRecords) -> Iterator[str]:
-    """Every process of a data-parallel rank is there once, and says what the session's own blocks say."""
-    wanted = [(rank, number, 0) for number in range(tp)]
-    ranks = sorted((worker.dp_rank, worker.tp_rank, worker.pp_rank) for worker in records.workers)
-    if ranks != wanted:
-        yield f"workers: expected the ranks (dp, tp, pp) {wanted}, found {ranks}"
-    scheduler = records.scheduler
-    if scheduler.dp_rank != rank:
-        yield f"scheduler: expected that of rank {rank}, found {scheduler.label}"
-    for name, expected, found in (
-        ("num_blocks", own.limits.get("num_gpu_blocks"), scheduler.num_blocks),
-        ("initial_free_blocks", own.capacity.get("usable_blocks_without_watermark"), scheduler.initial_free_blocks),
-    ):
-        if expected != found:
-            yield f"{scheduler.label}: {name}: expected {expected} of the session, found {found}"
-    for worker in records.workers:
-        if worker.cache.num_blocks != scheduler.num_blocks:
-            wanted_blocks = f"{scheduler.num_blocks} of {scheduler.label}"
-            yield f"{worker.label}: cache.num_blocks: expected {wanted_blocks}, found {worker.cache.num_blocks}"
-        if worker.hardware.device_name != own.device_name:
-            device = worker.hardware.device_name
-            yield f"{worker.label}: hardware.device_name: expected {own.device_name} of the session, found {device}"
-
-
-def read_records(rank: int, own: RankSession) -> RankRecords:
-    """The records of one rank of a session.
-
-    Raises:
-        Refusal: they are none; names the field.
-    """
-    try:
-        return parse(RankRecords, own.runtime, f"rank {rank}")
-    except Refusal as refusal:
-        raise Refusal(f"rank {rank} runtime.{refusal.field}", refusal.expected, refusal.found, "journal") from None
-
-
-def attempt_findings(records: Sequence[Record], known: Mapping[str, str]) -> Iterator[str]:
-    """One launch has one attempt id, and no other launch has it: `known` are those of others, and whose."""
-    ids = sorted({record.attempt_id for record in records})
-    if len(ids) > 1:
-        yield f"attempt_id: expected one of all processes, found {', '.join(ids)}"
-    for attempt in ids:
-        if attempt in known:
-            yield f"attempt_id: expected one of its own, found {attempt} of {known[attempt]}"
-
-
 def accepted_findings(cell: FrozenCell, accepted: Accepted) -> Iterator[str]:
     """The profile is of the cell's launch, and the record is the one that it was imported from."""
     profile, record = accepted.profile, accepted.record
@@ -294,26 +121,123 @@ def read_launch(session: SessionLine) -> tuple[dict[int, RankRecords], list[str]
     records, unreadable = {}, []
     for rank, own in enumerate(session.ranks):
         try:
-            records[rank] = read_records(rank, own)
+            records[rank] = parse(RankRecords, own.runtime, "journal")
         except Refusal as refusal:
-            unreadable.append(f"{refusal.field}: expected {refusal.expected}, found {refusal.found}")
+            unreadable.append(
+                f"rank {rank}: runtime.{refusal.field}: expected {refusal.expected}, found {refusal.found}"
+            )
     return records, unreadable
 
 
-def sound_findings(cell: FrozenCell, session: SessionLine, launch: Mapping[int, RankRecords]) -> Iterator[str]:
-    """What stands against the records of one engine start by themselves."""
+def rank_findings(tensor_parallel: int, rank: int, own: RankSession, records: RankRecords) -> Iterator[str]:
+    """Every process of a data-parallel rank is there once, and holds what the session's own blocks say."""
+    expected = [(rank, tp, 0) for tp in range(tensor_parallel)]
+    found = sorted((worker.dp_rank, worker.tp_rank, worker.pp_rank) for worker in records.workers)
+    if found != expected:
+        yield f"rank {rank}: worker ranks (dp, tp, pp): expected {expected}, found {found}"
+    scheduler = records.scheduler
+    facts: list[tuple[Record, str, Any, Any]] = [
+        (scheduler, "dp_rank", rank, scheduler.dp_rank),
+        (scheduler, "num_blocks", own.limits.get("num_gpu_blocks"), scheduler.num_blocks),
+        (
+            scheduler,
+            "initial_free_blocks",
+            own.capacity.get("usable_blocks_without_watermark"),
+            scheduler.initial_free_blocks,
+        ),
+        *((worker, "cache.num_blocks", scheduler.num_blocks, worker.cache.num_blocks) for worker in records.workers),
+        *((worker, "hardware.device_name", own.device_name, worker.hardware.device_name) for worker in records.workers),
+    ]
+    for record, field, said, kept in facts:
+        if said != kept:
+            yield f"{record.label}: {field}: expected {said} of its session, found {kept}"
+
+
+def process_findings(adapter: Adapter, record: Record) -> Iterator[str]:
+    """What stands against one process by itself: another engine than the adapter's, and a cache that cannot be."""
+    yield from runtime_findings(adapter, record.runtime)
+    if record.unresolved_fields:
+        yield f"unresolved_fields: expected none, found {', '.join(record.unresolved_fields)}"
+    if isinstance(record, WorkerRecord):
+        yield from group_findings(adapter.version, record.cache)
+        yield from placement_findings(record.cache)
+
+
+def capacity_findings(profile: Profile, records: RankRecords) -> Iterator[str]:
+    """No process of a rank has fewer blocks than were planned with."""
+    scheduler, free = records.scheduler, profile.free_blocks
+    if scheduler.initial_free_blocks < free:
+        found = scheduler.initial_free_blocks
+        yield f"{scheduler.label}: initial_free_blocks: expected at least {free} of {PROFILE}, found {found}"
+    for worker in records.workers:
+        if worker.cache.num_blocks <= free:
+            wanted = f"more than the {free} free blocks of {PROFILE}"
+            yield f"{worker.label}: cache.num_blocks: expected {wanted}, found {worker.cache.num_blocks}"
+
+
+def attempt_findings(records: Sequence[Record], known: Mapping[str, str]) -> Iterator[str]:
+    """One launch has one attempt id, and no other launch has it: `known` are those of others, and whose."""
+    ids = sorted({record.attempt_id for record in records})
+    if len(ids) > 1:
+        yield f"attempt_id: expected one of all processes, found {', '.join(ids)}"
+    for attempt in ids:
+        if attempt in known:
+            yield f"attempt_id: expected one of its own, found {attempt} of {known[attempt]}"
+
+
+def record_differences(expected: Record, found: Record) -> Iterator[Difference]:
+    """What a process says otherwise than the same process of another launch, but for what may differ."""
+    if isinstance(expected, WorkerRecord) and isinstance(found, WorkerRecord):
+        yield from (each for each in worker_differences(expected, found) if each.field not in MAY_DIFFER)
+    elif isinstance(expected, SchedulerRecord) and isinstance(found, SchedulerRecord):
+        yield from scheduler_differences(expected, found)
+
+
+def launch_findings(expected: Sequence[Record], found: Sequence[Record], of: str) -> Iterator[str]:
+    """What a launch says otherwise than another one; in what order its processes stand says nothing."""
+    reference = {record.label: record for record in expected}
+    for record in found:
+        if record.label not in reference:
+            yield f"{record.label}: expected a process of {of}, found another"
+            continue
+        for field, wanted, own in record_differences(reference[record.label], record):
+            yield f"{record.label}: {field}: expected {wanted!r} of {of}, found {own!r}"
+
+
+def profile_findings(profile: Profile, records: Sequence[Record]) -> Iterator[str]:
+    """What a launch says otherwise than a profile that no probe witnesses."""
+    for record in records:
+        for field, wanted, own in profile_differences(profile, record):
+            yield f"{record.label}: {field}: expected {wanted!r} of {PROFILE}, found {own!r}"
+
+
+def profile_differences(profile: Profile, record: Record) -> Iterator[Difference]:
+    plain = record.model_dump(mode="json")
+    for name, place in WORKER_FIELDS if isinstance(record, WorkerRecord) else SCHEDULER_FIELDS:
+        yield from differences(getattr(profile, name), look_up(plain, place), place)
+    if not isinstance(record, WorkerRecord):
+        return
+    if profile.cudagraph_capture_sizes:
+        sizes = record.settings.compilation.cudagraph_capture_sizes
+        yield from differences(profile.cudagraph_capture_sizes, sizes, "settings.compilation.cudagraph_capture_sizes")
+    try:
+        groups = profile_groups(profile.runtime_backend_version, record.cache, pool_page_bytes(record.cache))
+    except ValueError:
+        return  # `group_findings` says why
+    declared, own = ([group.model_dump(exclude={"name"}) for group in each] for each in (profile.groups, groups))
+    yield from differences(declared, own, "cache.groups")
+
+
+def session_findings(cell: FrozenCell, profile: Profile, session: SessionLine) -> Iterator[str]:
+    """What stands against the records of one engine start by themselves, and beside the capacity that was planned."""
     adapter = adapter_of(cell.identity.runtime_backend_version, cell.name)
+    launch, unreadable = read_launch(session)
+    yield from unreadable
     for rank, records in launch.items():
         yield from rank_findings(cell.identity.topology.tp, rank, session.ranks[rank], records)
+        yield from capacity_findings(profile, records)
         for record in records.all:
-            yield from runtime_findings(adapter, record)
-
-
-def profile_findings(profile: Profile, launch: Mapping[int, RankRecords]) -> Iterator[str]:
-    """What the records of one engine start say otherwise than a profile that no probe witnesses."""
-    for records in launch.values():
-        for record in records.all:
-            yield from field_findings(profile, record)
+            yield from (f"{record.label}: {line}" for line in process_findings(adapter, record))
 
 
 def binding_findings(cell: FrozenCell, accepted: Accepted, journal: Journal) -> Iterator[str]:
@@ -327,13 +251,10 @@ def binding_findings(cell: FrozenCell, accepted: Accepted, journal: Journal) -> 
     known = {} if probe is None else {probe.attempt_id: PROBE}
     for session in journal.sessions:
         where = f"session {session.session}"
-        launch, unreadable = read_launch(session)
-        records = [record for of_rank in launch.values() for record in of_rank.all]
-        found = [*unreadable, *sound_findings(cell, session, launch), *attempt_findings(records, known)]
-        for of_rank in launch.values():
-            found += capacity_findings(profile, of_rank)
+        records = [record for of_rank in read_launch(session)[0].values() for record in of_rank.all]
+        found = [*session_findings(cell, profile, session), *attempt_findings(records, known)]
         if probe is None:
-            found += profile_findings(profile, launch)
+            found += profile_findings(profile, records)
         if reference:
             found += launch_findings(reference, records, "session 1" if probe is None else PROBE)
         yield from (f"{where} {line}" for line in found)
