@@ -4,26 +4,35 @@ The records are those of real engines (tests/fixtures/probes); a cell's session 
 """
 
 import copy
+import json
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import glm_records
+import msgspec
 import pytest
-from cache_groups import profile_groups
 from cells import frozen_cell
 from conftest import ROOT
+from tampering import accepted_of, rewrite_line
 
 from producer.graph import CampaignGraph
 from producer.journal import Journal
-from schemas.canonical import canonical_bytes, parse, read_json, sha256, write_model
+from producer.resolving import read_declared
+from schemas.canonical import canonical_bytes, digest, parse, read_json, sha256, write_model
 from schemas.errors import Refusal
 from schemas.journal import RankSession, SessionLine
 from schemas.observation import ProbeRecord
 from schemas.plan import FrozenCell
 from schemas.profile import Profile
 
+from cache_groups import profile_groups
 from import_profile import pool_page_bytes
 from launch_binding import MAY_DIFFER, Accepted, binding_findings, read_accepted
+from verify_cell import read_cell
 
 PROBES = ROOT / "tests" / "fixtures" / "probes"
 RECORDED = sorted(file.stem for file in PROBES.glob("*.json"))
@@ -455,3 +464,170 @@ def test_the_graph_names_what_a_cell_is_bound_to(monkeypatch, campaign: str, cel
     short = graph.deployment(cell.split("-")[1]).profile_digest[:16]
     found = [file.removeprefix(f"results/{campaign}/") for file in graph.accepted_files(cell)]
     assert found == [name.format(short) for name in expected]
+
+
+# A declared profile
+
+DECLARED = ROOT / "config" / "profiles" / "glm-5.3-flash-gb300-tp4.json"
+
+
+def glm_launch(attempt: str) -> dict[str, Any]:
+    """The records of GLM-5.3-Flash at TP 4, as one launch."""
+    processes = {"workers": [glm_records.worker(rank) for rank in range(4)], "schedulers": [glm_records.scheduler()]}
+    record = json.loads(json.dumps({"attempt_id": "", "phase": "decode", **processes}))
+    return relaunched(record, attempt)
+
+
+def declared_findings(*launches: dict[str, Any]) -> list[str]:
+    profile = read_declared(DECLARED)
+    change = {"topology": {"tp": 4, "moe_tp": 4}, "runtime_backend_version": "0.33.0", "phase": "decode"}
+    cell = frozen_cell(probe_digest=digest(profile), **change)
+    sessions = tuple(
+        msgspec.structs.replace(
+            session_of(launch, number),
+            ranks=[msgspec.structs.replace(rank, device_name="NVIDIA GB300") for rank in session_of(launch).ranks],
+        )
+        for number, launch in enumerate(launches, start=1)
+    )
+    return list(binding_findings(cell, Accepted(profile), Journal(sessions)))
+
+
+def test_a_launch_is_what_a_declared_profile_says():
+    assert declared_findings(glm_launch("one"), glm_launch("two")) == []
+
+
+def in_group(index: int, **change: Any) -> Change:
+    """The specs of all layers of one group of the first worker, changed."""
+
+    def changed(own: dict[str, Any]) -> None:
+        for spec in own["cache"]["groups"][index]["layer_specs"].values():
+            spec.update(change)
+
+    return worker(changed, 0)
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        (
+            worker(lambda own: own["hardware"].update(device_name="NVIDIA H200"), 0),
+            "worker dp0 tp0 pp0: hardware.device_name: expected 'NVIDIA GB300' of the accepted profile, "
+            "found 'NVIDIA H200'",
+        ),
+        (
+            worker(lambda own: own["model"].update(config_sha256="0" * 64), 0),
+            "worker dp0 tp0 pp0: model.config_sha256: expected "
+            f"'{read_declared(DECLARED).model_config_sha256}' of the accepted profile, found '{'0' * 64}'",
+        ),
+        (
+            worker(lambda own: own["settings"].update(max_num_seqs=64), 3),
+            "worker dp0 tp3 pp0: settings.max_num_seqs: expected 32 of the accepted profile, found 64",
+        ),
+        (
+            scheduler(lambda own: own.update(mamba_cache_mode="none")),
+            "scheduler dp0: mamba_cache_mode: expected 'align' of the accepted profile, found 'none'",
+        ),
+        (
+            scheduler(lambda own: own.update(hash_block_size=4)),
+            "scheduler dp0: hash_block_size: expected 2176 of the accepted profile, found 4",
+        ),
+        (
+            scheduler(lambda own: own.update(max_model_len=4096)),
+            "scheduler dp0: max_model_len: expected 1048576 of the accepted profile, found 4096",
+        ),
+        (
+            in_group(0, prefill_checkpoint_alignment=32),
+            "worker dp0 tp0 pp0: cache.groups[0].prefill_checkpoint_alignment: expected 16 of the accepted profile, "
+            "found 32",
+        ),
+        (
+            in_group(2, num_prefill_checkpoint_blocks=0),
+            "worker dp0 tp0 pp0: cache.groups[2].prefill_checkpoint_blocks: expected 1 of the accepted profile, "
+            "found None",
+        ),
+        (
+            worker(lambda own: own["cache"]["groups"][5].update(block_size_tokens=8), 1),
+            "worker dp0 tp1 pp0: cache.groups[5].block_size_tokens: expected 4 of the accepted profile, found 8",
+        ),
+        (
+            worker(lambda own: own["cache"]["groups"][3]["layer_names"].pop(), 2),
+            "worker dp0 tp2 pp0: cache.groups[3].num_layers: expected 8 of the accepted profile, found 7",
+        ),
+        (
+            worker(lambda own: own["cache"]["groups"].pop(), 0),
+            "worker dp0 tp0 pp0: number of cache.groups: expected 6 of the accepted profile, found 5",
+        ),
+        (
+            worker(lambda own: own["cache"]["storages"][0].update(size_bytes=13_697 * 65536), 0),
+            "worker dp0 tp0 pp0: cache.groups[0].page_size_bytes: expected 13516800 of the accepted profile, "
+            "found 65536",
+        ),
+        (
+            scheduler(lambda own: own.update(num_blocks=13_000, initial_free_blocks=12_999)),
+            "scheduler dp0: initial_free_blocks: expected at least 13696 of the accepted profile, found 12999",
+        ),
+    ],
+)
+def test_what_a_declared_profile_says_otherwise_is_named(change: Change, line: str):
+    launch = glm_launch("one")
+    change(launch)
+    assert f"session 1 {line}" in declared_findings(launch)
+
+
+def test_what_a_declared_profile_does_not_say_is_the_same_in_every_start():
+    second = glm_launch("two")
+    second["workers"][2]["settings"]["moe_backend"] = "triton"
+    line = "session 2 worker dp0 tp2 pp0: settings.moe_backend: expected 'auto' of session 1, found 'triton'"
+    assert declared_findings(glm_launch("one"), second) == [line]
+
+
+# The whole judge
+
+
+@pytest.fixture
+def cells(smoke: Path, tmp_path: Path) -> Path:
+    shutil.copytree(smoke / "cells", tmp_path / "cells")
+    return tmp_path / "cells"
+
+
+def verdict(folder: Path) -> dict[str, Any]:
+    """What `verify_cell` writes of a cell, run as the rule runs it."""
+    files = [str(file) for file in accepted_of(folder)]
+    output = folder / "evidence.json"
+    command = [sys.executable, "workflow/scripts/verify_cell.py", "--folder", str(folder), "--accepted", *files]
+    done = subprocess.run([*command, "--output", str(output)], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    evidence: dict[str, Any] = json.loads(output.read_text())
+    return evidence
+
+
+@pytest.mark.demo
+@pytest.mark.parametrize("name", ["prefill-sliding", "decode-hybrid"])
+def test_one_field_of_a_sessions_record_that_was_edited_fails_the_evidence(cells: Path, name: str):
+    (folder,) = cells.glob(f"{name}-*")
+    assert (verdict(folder)["state"], verdict(folder)["failures"]) == ("recorded", [])
+
+    def edit(line: dict[str, Any]) -> None:
+        line["ranks"][0]["runtime"]["workers"][0]["settings"]["moe_backend"] = "triton"
+
+    rewrite_line(folder, 0, edit, derive=True)
+    found = verdict(folder)
+    field = "session 1 worker dp0 tp0 pp0: settings.moe_backend: expected 'auto' of the accepted probe, found 'triton'"
+    assert (found["state"], found["failures"]) == ("failed", [field])
+
+
+@pytest.mark.demo
+def test_a_session_without_records_fails_the_evidence(cells: Path):
+    (folder,) = cells.glob("decode-dense-*")
+    rewrite_line(folder, 0, lambda line: line["ranks"][0].update(runtime={}), derive=True)
+    line = "session 1 rank 0: runtime.workers: expected a value, found nothing"
+    assert verdict(folder)["failures"] == [line]
+
+
+@pytest.mark.demo
+def test_without_the_probe_a_cell_is_not_verified(cells: Path):
+    (folder,) = cells.glob("decode-dense-*")
+    with pytest.raises(Refusal, match=r"accepted profile: expected one probe record with it, found \[\]"):
+        read_cell(folder, accepted_of(folder)[:1])
+    with pytest.raises(Refusal, match="accepted profile: expected that of decode-dense-"):
+        read_cell(folder, [])

@@ -8,10 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cache_groups import group_findings, profile_groups
-from cache_placement import placement_findings
-from worker_checks import runtime_findings
-
 from producer.adapters import Adapter, adapter_of
 from producer.journal import Journal
 from schemas.canonical import Strict, digest, parse, read_bytes, read_model, sha256
@@ -21,9 +17,12 @@ from schemas.observation import ProbeRecord, SchedulerRecord, WorkerRecord
 from schemas.plan import FrozenCell
 from schemas.profile import Profile
 
+from cache_groups import group_findings, profile_groups
+from cache_placement import placement_findings
 from import_profile import pool_page_bytes
 from record_differences import Difference, differences, scheduler_differences, worker_differences
 from runtime_compatibility import look_up
+from worker_checks import runtime_findings
 
 Record = WorkerRecord | SchedulerRecord
 PROBE, PROFILE = "the accepted probe", "the accepted profile"

@@ -6,8 +6,6 @@ from datetime import datetime, timedelta
 from math import inf
 from typing import Any, NamedTuple
 
-from worker_checks import CACHE_DTYPES
-
 from producer.adapters import GROUP_KINDS
 from producer.engine import THREAD_SETTINGS
 from producer.journal import Journal
