@@ -24,7 +24,7 @@ from schemas.layout import (
     rank_file,
     scope_of,
 )
-from schemas.plan import FrozenCell, Scope, deployment_of
+from schemas.plan import FrozenCell, Scope, deployment_of, phase_of
 from schemas.profile import Profile
 from schemas.request import Campaign, Request
 from schemas.summary import CampaignSummary, CellSummary, DeploymentSummary, Job, PlanSummary, axes_of
@@ -167,6 +167,18 @@ class CampaignFiles:
         """The probe records that a profile is imported from."""
         summary = self.deployment(deployment)
         return [str(self.layout.probe(deployment, summary.probe_digest, phase)) for phase in summary.phases]
+
+    def accepted_files(self, cell: str) -> list[str]:
+        """What the launches of a measured cell are bound to: its deployment's profile and, unless that is declared,
+        the probe's record of the cell's phase. An imported cell has no launches."""
+        deployment, phase = deployment_of(cell), phase_of(cell)
+        summary = self.deployment(deployment)
+        if summary.artifacts is not None:
+            return []
+        profile = str(self.profile_file(deployment))
+        if summary.profile is not None:
+            return [profile]
+        return [profile, str(self.layout.probe(deployment, summary.probe_digest, phase))]
 
     @property
     def missing_profiles(self) -> list[str]:

@@ -138,3 +138,8 @@ def cell_name(phase: Phase, deployment: str, cell_digest: str) -> str:
 def deployment_of(name: str) -> str:
     """The deployment in a cell's name `<phase>-<deployment>-<digest>`."""
     return name.split("-", 1)[1].rsplit("-", 1)[0]
+
+
+def phase_of(name: str) -> str:
+    """The phase in a cell's name `<phase>-<deployment>-<digest>`."""
+    return name.split("-", 1)[0]

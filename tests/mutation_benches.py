@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 from mutants import NAN
 from native_samples import cell_of
+from tampering import accepted_of
 
 from producer.artifact import assemble, receipt
 from producer.journal import read_journal
@@ -103,8 +104,8 @@ def judged(verdict: Callable[[], Verdict], expected: Verdict) -> Judged:
     return Judged("verdict", f"other {', '.join(changed)}")
 
 
-def judge_anew(cell: FrozenCell, folder: Path) -> CellEvidence:
-    """Merged file and evidence made anew of what lies in the folder.
+def judge_anew(cell: FrozenCell, folder: Path, accepted: list[Path]) -> CellEvidence:
+    """Merged file and evidence made anew of what lies in the folder; `accepted` is what its launches are bound to.
 
     Raises:
         Refusal: the merge refuses it, or the evidence has failed.
@@ -112,7 +113,7 @@ def judge_anew(cell: FrozenCell, folder: Path) -> CellEvidence:
     names = [rank_file(rank) for rank in range(cell.identity.topology.dp)]
     merged = merge_files(cell, folder / "receipt.json", [folder / name for name in names])
     (folder / "merged.json").write_bytes(merged_bytes(merged))
-    evidence = verify(read_cell(folder))
+    evidence = verify(read_cell(folder, accepted))
     (folder / "evidence.json").write_bytes(canonical_bytes(evidence))
     if evidence.state == "failed":
         raise Refusal("evidence", "recorded or unestablished", evidence.failures[0], folder)
@@ -126,9 +127,10 @@ class MeasuredBench:
         self.folder = workplace / cell.name
         shutil.copytree(cell, self.folder)
         self.cell = read_model(FrozenCell, self.folder / "cell.json", "frozen cell")
+        self.accepted = accepted_of(cell)
         self.artifacts = [rank_file(rank) for rank in range(self.cell.identity.topology.dp)]
         self.plan = plan_of(cell)
-        judge_anew(self.cell, self.folder)
+        judge_anew(self.cell, self.folder, self.accepted)
         names = ["cell.json", JOURNAL, *self.artifacts, "receipt.json", "merged.json", "evidence.json"]
         self.files = {name: (self.folder / name).read_bytes() for name in names}
         for name in names:
@@ -141,7 +143,7 @@ class MeasuredBench:
         return [json.loads(line) for line in data.splitlines()] if file == JOURNAL else json.loads(data)
 
     def found(self) -> Verdict:
-        return verdict_on(check_cell(self.cell, self.folder), self.plan, self.cell, self.folder)
+        return verdict_on(check_cell(self.cell, self.folder, self.accepted), self.plan, self.cell, self.folder)
 
     def judge(self, file: str, forgery: Forgery, document: Any) -> Judged:
         """What the judges say of a document in the place of a file."""
@@ -215,7 +217,7 @@ class MeasuredBench:
             self.write({"receipt.json": struct_bytes(receipt(self.cell, journal, digests))})
         except Exception:
             return  # it cannot be forged so far: the judges see the rest as it is
-        judge_anew(self.cell, self.folder)
+        judge_anew(self.cell, self.folder, self.accepted)
 
 
 def plan_of(cell: Path) -> Plan:
@@ -242,7 +244,7 @@ class ImportedBench:
         shutil.rmtree(self.folder, ignore_errors=True)
         (self.source / "benchmark.json").write_bytes(written("benchmark.json", document))
         import_cell(self.cell, self.source, self.folder)
-        return verdict_on(judge_anew(self.cell, self.folder), self.plan, self.cell, self.folder)
+        return verdict_on(judge_anew(self.cell, self.folder, []), self.plan, self.cell, self.folder)
 
     def judge(self, document: Any) -> Judged:
         return judged(lambda: self.found(document), self.verdict)

@@ -3,9 +3,11 @@
 import json
 from pathlib import Path
 
+from conftest import ROOT
+
 from producer.artifact import assemble, receipt
 from producer.journal import read_journal
-from schemas.canonical import read_model, sha256, write_atomic
+from schemas.canonical import read_model, sha256, short, write_atomic
 from schemas.layout import rank_file, rank_files
 from schemas.merged import merged_bytes
 from schemas.native import write_struct
@@ -55,8 +57,16 @@ def rewrite_line(folder: Path, number: int, change, derive: bool = False) -> Non
         write_atomic(folder / "merged.json", merged_bytes(merged(folder)))
 
 
+def accepted_of(folder: Path) -> list[Path]:
+    """What the launches of a cell, or of a copy of it, are bound to: the profile and the record of its campaign."""
+    cell = read_model(FrozenCell, folder / "cell.json", "frozen cell")
+    name = f"{cell.deployment}-{short(cell.identity.probe_digest)}"
+    (profile,) = (ROOT / "results").glob(f"*/profile/{name}.json")
+    return [profile, profile.parent.parent / "probe" / name / f"{cell.identity.phase}.json"]
+
+
 def failures(folder: Path) -> str:
-    evidence = verify(read_cell(folder))
+    evidence = verify(read_cell(folder, accepted_of(folder)))
     assert evidence.state == "failed"
     return "\n".join(evidence.failures)
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from conftest import ROOT, cell_folder
 from jobs import copy_of, run, start, wait_for_points
+from tampering import accepted_of
 
 from producer.contracts import GLM53FLASH
 from schemas.canonical import digest, read_model, write_model
@@ -53,7 +54,7 @@ def test_a_second_process_leaves_a_killed_one_is_resumed_and_nothing_is_lost(dem
     points = [line["benchmark_id"] for line in lines if line["kind"] == "point"]
     assert sorted(points) == list(range(1, 21))
     merge(cell.parent)
-    evidence = verify(read_cell(cell.parent))
+    evidence = verify(read_cell(cell.parent, accepted_of(cell.parent)))
     assert (evidence.state, evidence.failures) == ("recorded", ())
     assert not (cell.parent / "claim.json").exists()
 
@@ -228,7 +229,7 @@ def test_the_glm_contract_runs_on_a_recurrent_model(demo: Path, tmp_path: Path, 
     done = run(file)
     assert done.returncode == 0, done.stderr[-2000:]
     merge(file.parent)
-    files = read_cell(file.parent)
+    files = read_cell(file.parent, accepted_of(file.parent))
     evidence = verify(files)
     assert (evidence.state, evidence.failures) == ("recorded", ())
     assert evidence.formal_regime_counts == regimes

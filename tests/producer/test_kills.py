@@ -26,6 +26,7 @@ from jobs import (
     wait_for_points,
     workers_of,
 )
+from tampering import accepted_of
 
 from producer.journal import read_journal
 from schemas.canonical import read_model, write_atomic
@@ -74,7 +75,7 @@ def check_finished(cell: Path, sessions_at_least: int) -> None:
     assert len(journal.sessions) >= sessions_at_least
     ranks = rank_files(cell.parent, frozen.identity.topology.dp)
     write_atomic(cell.parent / "merged.json", merged_bytes(merge_files(frozen, cell.parent / "receipt.json", ranks)))
-    evidence = verify(read_cell(cell.parent))
+    evidence = verify(read_cell(cell.parent, accepted_of(cell.parent)))
     assert (evidence.state, evidence.failures) == ("recorded", ())
 
 

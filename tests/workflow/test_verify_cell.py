@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from tampering import failures, merged, renew, rewrite, rewrite_line
+from tampering import accepted_of, failures, merged, renew, rewrite, rewrite_line
 
 from schemas.canonical import read_model
 from schemas.errors import Refusal
@@ -40,7 +40,7 @@ def decode(cells: Path) -> Path:
 @pytest.mark.parametrize("deployment", ["dense", "sliding", "hybrid"])
 def test_what_the_engine_measured_is_recorded(cells: Path, phase: str, deployment: str):
     (folder,) = cells.glob(f"{phase}-{deployment}-*")
-    evidence = verify(read_cell(folder))
+    evidence = verify(read_cell(folder, accepted_of(folder)))
     assert (evidence.state, evidence.failures, evidence.gaps) == ("recorded", (), ())
     expected = {"n/a": evidence.points} if phase == "prefill" else {"real_kv": evidence.points}
     assert evidence.formal_regime_counts == expected

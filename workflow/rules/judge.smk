@@ -28,6 +28,7 @@ rule verify_cell:
         ranks=CAMPAIGN.rank_files,
         receipt=f"{ROOT}/{{scope}}cells/{{cell}}/receipt.json",
         merged=f"{ROOT}/{{scope}}cells/{{cell}}/merged.json",
+        accepted=lambda wildcards: CAMPAIGN.accepted_files(wildcards.cell),
     output:
         f"{ROOT}/{{scope}}cells/{{cell}}/evidence.json",
     log:
@@ -35,7 +36,8 @@ rule verify_cell:
     conda:
         "../envs/judge.yaml"
     shell:
-        "python workflow/scripts/verify_cell.py --folder $(dirname {input.receipt}) --output {output} 2> {log}"
+        "python workflow/scripts/verify_cell.py --folder $(dirname {input.receipt})"
+        " --accepted {input.accepted:q} --output {output} 2> {log}"
 
 
 rule assess_readiness:

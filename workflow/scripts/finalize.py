@@ -1,6 +1,7 @@
 """Finalize a published plan: derive everything again, compare, and only then copy it into a folder called final."""
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
 from schemas.canonical import canonical_bytes, digest, read_bytes, read_model, sha256, write_atomic, write_model
@@ -15,8 +16,8 @@ from publish import PARQUET, SIDECAR, build
 from verify_cell import read_cell, verify
 
 
-def check_cell(planned: FrozenCell, folder: Path) -> CellEvidence:
-    """The verdict on a cell of the plan, derived anew.
+def check_cell(planned: FrozenCell, folder: Path, accepted: Sequence[Path]) -> CellEvidence:
+    """The verdict on a cell of the plan, derived anew; `accepted` are the files that its launches are bound to.
 
     Raises:
         Refusal: the folder holds another cell, or the recorded verdict is not what its files give, or has failed.
@@ -26,7 +27,7 @@ def check_cell(planned: FrozenCell, folder: Path) -> CellEvidence:
     if frozen.model_copy(update={"model": planned.model}) != planned:
         raise Refusal(f"{folder.name} cell.json", "the plan's cell", "another", folder / "cell.json")
     recorded = read_model(CellEvidence, folder / "evidence.json", "evidence")
-    derived = verify(read_cell(folder))
+    derived = verify(read_cell(folder, accepted))
     if derived != recorded or derived.state == "failed":
         found = derived.failures[0] if derived.failures else "another verdict"
         raise Refusal(f"{folder.name} evidence", "the recorded verdict", found, folder / "evidence.json")
@@ -52,7 +53,8 @@ def main() -> None:
             raise Refusal("point list", digest(manifest), sha256(read_bytes(file, "point list")), file)
     gaps: list[str] = []
     for entry in plan.cells:
-        gaps.extend(check_cell(planned.cells[entry.name], cells_folder(arguments.plan) / entry.name).gaps)
+        accepted = [Path(file) for file in graph.accepted_files(entry.name)]
+        gaps.extend(check_cell(planned.cells[entry.name], cells_folder(arguments.plan) / entry.name, accepted).gaps)
     readiness = assess(arguments.plan)
     if readiness.status != "ready":
         raise Refusal("readiness", "ready", readiness.blockers[0], arguments.plan)

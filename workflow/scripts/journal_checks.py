@@ -24,6 +24,7 @@ from schemas.native import CellReceipt, RankArtifact, struct_bytes
 from schemas.plan import FrozenCell
 from schemas.points import Point
 
+from launch_binding import Accepted, binding_findings
 from merge_ranks import Ranks
 from point_checks import check_point, check_rejections, check_seconds, check_seeds
 from rank_checks import close, same
@@ -35,13 +36,14 @@ NOT_DERIVED = (ValueError, LookupError, TypeError, AttributeError, ArithmeticErr
 
 
 class MeasuredCell(NamedTuple):
-    """The native files of a cell that we measured, read."""
+    """The native files of a cell that we measured, read, and what its launches are bound to."""
 
     folder: Path
     cell: FrozenCell
     receipt: CellReceipt
     journal: Journal
     ranks: Ranks
+    accepted: Accepted
 
 
 def check_identity(files: MeasuredCell) -> Iterator[str]:
@@ -195,6 +197,7 @@ def check_measured(files: MeasuredCell) -> Iterator[str]:
     """All checks of a measured cell; its points only under a contract that this checkout has."""
     yield from check_identity(files)
     yield from check_sessions(files.cell, files.journal)
+    yield from binding_findings(files.cell, files.accepted, files.journal)
     block, identity = files.ranks.artifacts[0].kvwarm, files.cell.identity
     yield from kvwarm_findings(None if block is UNSET else block, identity.phase, identity.parallel_strategy)
     for check in (check_derivation, check_course, check_clocks, check_seeding):

@@ -22,6 +22,7 @@ from dense_policy import read_config
 from drift import drifting_points
 from import_checks import check_imported, gaps_of_imported
 from journal_checks import MeasuredCell, check_measured, differing
+from launch_binding import read_accepted
 from merge_ranks import Ranks, cell_findings, findings, merge
 from seed_regime import classify
 
@@ -36,7 +37,9 @@ class CellFiles(NamedTuple):
     origin: MeasuredCell | ImportReceipt
 
 
-def read_cell(folder: Path) -> CellFiles:
+def read_cell(folder: Path, accepted: Sequence[Path]) -> CellFiles:
+    """A cell's files. `accepted` are the accepted profile and, unless it is declared, the probe's record of the phase;
+    of an imported cell nothing is bound to them."""
     cell = read_model(FrozenCell, folder / "cell.json", "frozen cell")
     receipt = read_receipt(folder / "receipt.json")
     if receipt.cell_digest != cell.digest:
@@ -45,7 +48,8 @@ def read_cell(folder: Path) -> CellFiles:
     if isinstance(receipt, ImportReceipt):
         return CellFiles(folder, cell, receipt.files, ranks, receipt)
     journal = read_journal(folder / "repetitions.jsonl", cell.digest)
-    return CellFiles(folder, cell, receipt.files, ranks, MeasuredCell(folder, cell, receipt, journal, ranks))
+    bound = read_accepted(accepted, cell.name)
+    return CellFiles(folder, cell, receipt.files, ranks, MeasuredCell(folder, cell, receipt, journal, ranks, bound))
 
 
 def check_merged(merged: MergedArtifact, merged_sha256: str, file: Path) -> Iterator[str]:
@@ -130,9 +134,12 @@ def verify(files: CellFiles) -> CellEvidence:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--folder", type=Path, required=True, help="folder of the cell")
+    parser.add_argument(
+        "--accepted", type=Path, nargs="*", default=[], help="accepted profile, and the probe's record of the phase"
+    )
     parser.add_argument("--output", type=Path, required=True)
     arguments = parser.parse_args()
-    evidence = verify(read_cell(arguments.folder))
+    evidence = verify(read_cell(arguments.folder, arguments.accepted))
     write_model(arguments.output, evidence)
     print(f"{arguments.folder.name}: {evidence.state}")
     for line in (*evidence.failures, *evidence.gaps, *evidence.drifting):
