@@ -207,8 +207,10 @@ def _validate(model: type[Model], text: str | bytes, file: Path | str) -> Model:
     try:
         return model.model_validate_json(text)
     except ValidationError as error:
-        # Of a union's branches the deepest came closest; the branches' own names say nothing to a person.
-        first = max(error.errors(include_url=False), key=lambda found: len(found["loc"]))
+        # Of a union's branches the deepest came closest, and one of the value's own type before the others; the
+        # branches' own names say nothing to a person.
+        found = error.errors(include_url=False)
+        first = max(found, key=lambda each: (len(each["loc"]), not each["type"].endswith("_type")))
         field = ".".join(str(part) for part in first["loc"] if "[" not in str(part)) or model.__name__
         raise Refusal(field, _expected(first), _shown(first), file) from None
 
