@@ -224,7 +224,7 @@ def other_phase(record: ProbeRecord) -> ProbeRecord:
 
 def judge(name: str, mutant: Mutant) -> Outcome:
     """What reading and the import say of a mutant."""
-    request, deployment, record, original = launches()[name]
+    request, deployment, _, original = launches()[name]
     document = mutant.document
     if mutant.kind == "NaN":
         document = replaced(document, mutant.path, math.nan)

@@ -46,7 +46,7 @@ def wide_deployment(ranks: int, groups: int, layers: int) -> tuple[Request, Reso
 
 
 def _specs() -> dict[str, dict[str, Any]]:
-    """Spec of a layer with full attention, and of one with a sliding window: class -> spec, as an engine recorded it."""
+    """Specs of a layer with full attention and of one with a sliding window, by class, as an engine recorded them."""
     groups = launches()["sliding"].record["workers"][0]["cache"]["groups"]
     return {group["spec_type"]: next(iter(group["layer_specs"].values())) for group in groups}
 
@@ -104,13 +104,15 @@ def wide_record(request: Request, deployment: ResolvedDeployment, groups: int, l
     worker, scheduler = real["workers"][0], real["schedulers"][0]
     cache = wide_cache(deployment, groups, layers)
     own = [group | {"layer_specs": dict([next(iter(group["layer_specs"].items()))])} for group in cache["groups"]]
-    managers = dict(zip((g["spec_type"] for g in kinds["schedulers"][0]["groups"]), kinds["schedulers"][0]["managers"]))
+    (hybrid,) = kinds["schedulers"]
+    classes = (group["spec_type"] for group in hybrid["groups"])
+    managers = dict(zip(classes, hybrid["managers"], strict=True))
     settings = worker["settings"] | {
         "data_parallel_size": len(ranks),
         "kv_cache_memory_bytes": deployment.engine.kv_cache_memory_bytes,
     }
     decided = scheduler | {
-        "coordinator": kinds["schedulers"][0]["coordinator"],
+        "coordinator": hybrid["coordinator"],
         "managers": [managers[group["spec_type"]] for group in own],
         "num_blocks": BLOCKS,
         "initial_free_blocks": BLOCKS - 1,

@@ -27,12 +27,13 @@ from probe_checks import diagnose
 
 WHOLE = ("dense", "hybrid")
 """Records that are tried leaf by leaf; of the others each place has one leaf of its own here."""
+ALL = os.environ.get("PASSGRID_PROBE_MUTANTS") == "all"
 BOUND = 0.98
 
 
 @pytest.fixture(scope="module")
 def outcomes() -> list[Outcome]:
-    if os.environ.get("PASSGRID_PROBE_MUTANTS") == "all":
+    if ALL:
         return prove(launches(), each=0)
     return [*prove(WHOLE, each=0), *prove(launches().keys() - set(WHOLE), each=1)]
 
@@ -41,7 +42,7 @@ def test_every_real_record_is_tried():
     assert set(launches()) == {file.stem for file in FIXTURES.glob("*.json")}
 
 
-@pytest.mark.parametrize("name", [pytest.param(file.stem) for file in sorted(FIXTURES.glob("*.json"))])
+@pytest.mark.parametrize("name", sorted(file.stem for file in FIXTURES.glob("*.json")))
 def test_the_records_import_as_they_are(name: str):
     """Otherwise every mutant would be refused, and the proof would say nothing; also as a campaign of one phase."""
     request, deployment, record, original = launches()[name]
@@ -64,9 +65,7 @@ def test_every_entry_of_the_table_is_needed(outcomes: list[Outcome]):
 
 def test_hardly_a_leaf_is_free(outcomes: list[Outcome]):
     """Beside a second phase's record, and on whole records: a sample has each free place and few of the others."""
-    whole = [
-        each for each in figures(outcomes) if each.launch in WHOLE or os.environ.get("PASSGRID_PROBE_MUTANTS") == "all"
-    ]
+    whole = [each for each in figures(outcomes) if each.launch in WHOLE or ALL]
     assert {each.launch for each in whole} >= set(WHOLE)
     for each in whole:
         assert each.leaves == sum(leaf for _, leaf in places(launches()[each.launch].record)) > 100
