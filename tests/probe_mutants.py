@@ -40,6 +40,7 @@ FIXTURES = ROOT / "tests" / "fixtures" / "probes"
 CAMPAIGNS = (
     ROOT / "config/campaigns/cpu-demo.yaml",
     ROOT / "config/campaigns/cpu-parallel.yaml",
+    ROOT / "tests/campaigns/campaigns/cpu-probes.yaml",
 )
 REPORT = ROOT / "docs" / "mutation.md"
 BEGIN, END = "<!-- measured: python tests/probe_mutants.py -->", "<!-- end of probe records -->"

@@ -145,6 +145,12 @@ UNREADABLE = {
 }
 
 
+LAYER = "model.layers.0.self_attn.attn"
+WORKER = "prefill: worker dp0 tp0 pp0"
+ALLOCATION = f"{WORKER}: cache.tensor_allocations[0] ({LAYER})"
+VIEW = f"{WORKER}: cache.layer_tensors.{LAYER}[0]"
+
+
 def overlapping(cache: dict[str, Any]) -> None:
     """The first two layers of a group share their bytes."""
     allocation = cache["tensor_allocations"][0]
@@ -193,21 +199,22 @@ UNBELIEVABLE = {
         values(lambda record: record.update(phase="decode")),
         "phases: expected ['decode', 'prefill'], found ['decode', 'decode']",
     ),
-    "overlapping regions": Hostile(cache(overlapping), "prefill worker dp0 tp0 pp0: "),
+    "overlapping regions": Hostile(cache(overlapping), "in common only for the same block of different groups"),
     "a region outside its storage": Hostile(
         cache(lambda each: each["tensor_allocations"][0].update(offset=each["storages"][0]["size_bytes"])),
-        "prefill worker dp0 tp0 pp0: ",
+        f"{ALLOCATION}.size: expected at least 536870912 bytes for 1024 blocks, found 268435456",
     ),
     "a view outside its page": Hostile(
         cache(lambda each: view_of(each).update(storage_offset_bytes=view_of(each)["storage_offset_bytes"] + 2)),
-        "prefill worker dp0 tp0 pp0: ",
+        f"{VIEW}.storage_offset_bytes: expected ",
     ),
     "a view of more blocks": Hostile(
         cache(lambda each: view_of(each)["shape"].__setitem__(0, view_of(each)["shape"][0] + 1)),
-        "prefill worker dp0 tp0 pp0: ",
+        f"{VIEW}.shape: expected 1024 on the first axis for 1024 blocks, found 1025",
     ),
     "something unresolved": Hostile(
-        worker(lambda each: each.update(unresolved_fields=["model.revision"])), "model.revision"
+        worker(lambda each: each.update(unresolved_fields=["model.revision"])),
+        f"{WORKER}: unresolved_fields: expected none, found model.revision",
     ),
 }
 

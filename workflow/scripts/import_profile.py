@@ -4,8 +4,6 @@ import argparse
 import sys
 from pathlib import Path
 
-from cache_groups import profile_groups
-
 from producer.resolving import probe_digest, read_campaign, resolve
 from schemas.canonical import read_bytes, read_model, sha256, write_model
 from schemas.errors import REFUSED, Refusal, run
@@ -13,6 +11,7 @@ from schemas.observation import CacheMemory, ProbeRecord, Settings
 from schemas.profile import Diagnostics, Profile
 from schemas.request import Request, ResolvedDeployment
 
+from cache_groups import profile_groups
 from probe_checks import diagnose
 
 
