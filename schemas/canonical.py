@@ -3,8 +3,11 @@
 import contextlib
 import hashlib
 import json
+import math
 import os
+import reprlib
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from contextvars import ContextVar
 from pathlib import Path
@@ -26,6 +29,10 @@ class Strict(BaseModel):
 
 
 Model = TypeVar("Model", bound=Strict)
+
+_LINE = reprlib.Repr()
+"""Writes a value out as far as a person reads a line."""
+_LINE.maxstring = _LINE.maxlong = _LINE.maxother = 400
 
 
 def canonical_bytes(value: Any) -> bytes:
@@ -111,16 +118,40 @@ def read_bytes(path: Path, what: str) -> bytes:
     return data
 
 
-def read_json(path: Path, what: str) -> Any:
-    """Parsed JSON of `path`; NaN and infinities are refused (they are no JSON)."""
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no JSON number")
 
-    def no_constant(name: str) -> Any:
-        raise ValueError(f"{name} is no JSON number")
 
+def _finite(text: str) -> float:
+    number = float(text)
+    if math.isinf(number):
+        raise ValueError(f"{text} is larger than any number that a reader keeps")
+    return number
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """`json` lets the last of two equal keys win silently; which one counts would be each reader's guess."""
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        (twice, _), *_ = Counter(key for key, _ in pairs).most_common(1)
+        raise ValueError(f"key {twice!r} stands twice")
+    return found
+
+
+def _parse_json(data: bytes, what: str, path: Path) -> Any:
     try:
-        return json.loads(read_bytes(path, what), parse_constant=no_constant)
+        text = data.decode()
+        return json.loads(text, parse_constant=_no_constant, parse_float=_finite, object_pairs_hook=_object)
+    except RecursionError:
+        raise Refusal(what, "JSON", "containers nested too deep", path) from None
     except ValueError as error:
         raise Refusal(what, "JSON", error, path) from None
+
+
+def read_json(path: Path, what: str) -> Any:
+    """Parsed JSON of `path` (UTF-8); what readers do not agree on is refused: NaN, infinities, a key that stands
+    twice."""
+    return _parse_json(read_bytes(path, what), what, path)
 
 
 class _UniqueKeyLoader(yaml.CSafeLoader):
@@ -164,26 +195,40 @@ def _expected(error: Any) -> str:
     return message[:1].lower() + message[1:]
 
 
+def _shown(error: Any) -> str:
+    """What stands in the place of a pydantic error, short enough for a line."""
+    found = error["input"]
+    if error["type"] == "missing":
+        return "nothing"
+    return f"a {type(found).__name__}" if isinstance(found, dict | list) else _LINE.repr(found)
+
+
+def _validate(model: type[Model], text: str | bytes, file: Path | str) -> Model:
+    try:
+        return model.model_validate_json(text)
+    except ValidationError as error:
+        # Of a union's branches the deepest came closest, and one of the value's own type before the others; the
+        # branches' own names say nothing to a person.
+        found = error.errors(include_url=False)
+        first = max(found, key=lambda each: (len(each["loc"]), not each["type"].endswith("_type")))
+        field = ".".join(str(part) for part in first["loc"] if "[" not in str(part)) or model.__name__
+        raise Refusal(field, _expected(first), _shown(first), file) from None
+
+
 def parse(model: type[Model], data: Any, file: Path | str) -> Model:
     """`data` (plain JSON values) as `model`; the first violation becomes a refusal that names its field."""
     try:
         text = json.dumps(data, allow_nan=False)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise Refusal(model.__name__, "JSON values", error, file) from None
-    try:
-        return model.model_validate_json(text)
-    except ValidationError as error:
-        # Of a union's branches the deepest came closest; the branches' own names say nothing to a person.
-        first = max(error.errors(include_url=False), key=lambda found: len(found["loc"]))
-        field = ".".join(str(part) for part in first["loc"] if "[" not in str(part)) or model.__name__
-        found = "nothing" if first["type"] == "missing" else repr(first["input"])
-        if isinstance(first["input"], dict | list) and first["type"] != "missing":
-            found = f"a {type(first['input']).__name__}"
-        raise Refusal(field, _expected(first), found, file) from None
+    return _validate(model, text, file)
 
 
 def read_model(model: type[Model], path: Path, what: str) -> Model:
-    return parse(model, read_json(path, what), path)
+    """The model in the JSON file `path`: read as `read_json` reads it, and validated from the same bytes."""
+    data = read_bytes(path, what)
+    _parse_json(data, what, path)
+    return _validate(model, data, path)
 
 
 def write_atomic(path: Path, data: bytes) -> None:

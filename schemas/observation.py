@@ -20,7 +20,9 @@ MAX_INTEGER = 2**53
 Count = Annotated[NonNegative, Field(le=MAX_INTEGER)]
 Size = Annotated[Positive, Field(le=MAX_INTEGER)]
 Integer = Annotated[int, Field(ge=-MAX_INTEGER, le=MAX_INTEGER)]
-Plain = bool | Integer | float | str | None
+Real = Annotated[float, Field(gt=-MAX_INTEGER, lt=MAX_INTEGER)]
+"""No setting is larger, and an integer that is too large for `Integer` is not read as a rounded float."""
+Plain = bool | Integer | Real | str | None
 
 
 class Runtime(Strict):

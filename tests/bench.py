@@ -1,7 +1,7 @@
 """Figures of a whole project, for `make bench`: writes results/bench.json.
 
-Sections: `measuring` (demo, producer, repeat, seeding), `slurm` and `verify`; after `make demo` also `planning` (plan
-and oracle) and `scale`.
+Sections: `measuring` (demo, producer, repeat, seeding), `slurm`, `verify` and `import`; after `make demo` also
+`planning` (plan and oracle) and `scale`.
 
 demo.*             a demo campaign from nothing, in a copy of the project: all seconds, engine starts apart
 producer.*         of each demo cell: the part of the time that is idle, our own microseconds in a measured decode step
@@ -15,6 +15,8 @@ probe.*            an engine of the demo started and observed: seconds of the ba
 oracle.*           the proof of planned points against the engine's own scheduler
 verify.*           cells of 577 points x 10 raw samples, merged, verified and published, beside the original's reader:
                    CPU seconds and peak memory of 1 and 4 ranks; growth from 20 to 200 cells
+import.*           probe records of 64 ranks x 6 groups x 64 layers, both phases: read, diagnosed and made a profile,
+                   beside `json.loads` of the same bytes; with pools of one size, and of another size on every rank
 """
 
 import argparse
@@ -371,6 +373,7 @@ def bench_verify(folder: Path) -> dict[str, object]:
     return figures | {"verify.cells_20": few, "verify.cells_200": many, "verify.growth": growth}
 
 
+<<<<<<< HEAD
 def bench_probe(folder: Path) -> dict[str, object]:
     """What observing costs above the bare engine start: the median of starts in processes of their own, in seconds."""
     starts = [figures_of(sys.executable, "tests/observe_once.py", PROBED) for _ in range(REPEATS)]
@@ -378,6 +381,29 @@ def bench_probe(folder: Path) -> dict[str, object]:
     observing = median([sum(start.values()) - start["start_seconds"] for start in starts])
     share = observing / figures["start_seconds"]
     return {"probe": figures | {"seconds": observing, "share_of_start": share, "starts": len(starts)}}
+=======
+def bench_import_of(folder: Path, pools: str) -> dict[str, float]:
+    """The wide records beside their bare JSON, in turns, each time in a process of its own."""
+    folder.mkdir()
+    wide = (sys.executable, "tests/wide_records.py")
+    megabytes = figures_of(*wide, "write", folder, pools)["mib"]
+    bare, ours = [], []
+    for _ in range(REPEATS):
+        bare.append(figures_of(*wide, "parse", folder, pools))
+        ours.append(figures_of(*wide, "import", folder, pools))
+    return {
+        "mib_of_records": megabytes,
+        **{key: median([each[key] for each in ours]) for key in ours[0] if key.endswith("seconds")},
+        "peak_mib": max(each["peak_mib"] for each in ours),
+        "json_cpu_seconds": median([each["cpu_seconds"] for each in bare]),
+        "json_peak_mib": max(each["peak_mib"] for each in bare),
+        "ratio_to_json": median([a["cpu_seconds"] / b["cpu_seconds"] for a, b in zip(ours, bare, strict=True)]),
+    }
+
+
+def bench_import(folder: Path) -> dict[str, object]:
+    return {f"import.{pools}_pools": bench_import_of(folder / pools, pools) for pools in ("equal", "other")}
+>>>>>>> hostile
 
 
 SECTIONS: dict[str, Callable[[Path], dict[str, object]]] = {
@@ -387,6 +413,7 @@ SECTIONS: dict[str, Callable[[Path], dict[str, object]]] = {
     "scale": bench_scale,
     "slurm": bench_slurm,
     "verify": bench_verify,
+    "import": bench_import,
 }
 
 

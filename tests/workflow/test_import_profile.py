@@ -102,7 +102,8 @@ LAYER = "model.layers.0.self_attn.attn"
     ("change", "line"),
     [
         (lambda d: d.update(probe_digest="0" * 64), "prefill: probe_digest: expected"),
-        (lambda d: d["launch"].update(system="other"), "prefill: launch: expected"),
+        (lambda d: d["launch"].update(system="other"), "prefill: launch.system: expected 'cpu-2core', found 'other'"),
+        (lambda d: d["launch"]["topology"].update(tp=True), "prefill: launch.topology.tp: expected 1, found True"),
         (lambda d: d.update(pins_sha256="0" * 64), "prefill: pins_sha256: expected"),
         (lambda d: d.update(workers=[]), "prefill: worker ranks (dp, tp, pp): expected [(0, 0, 0)], found []"),
         (lambda d: d["workers"].append(d["workers"][0]), "expected [(0, 0, 0)], found [(0, 0, 0), (0, 0, 0)]"),

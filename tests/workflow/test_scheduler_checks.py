@@ -150,6 +150,7 @@ def test_launch_facts_are_those_that_are_asked_and_no_others():
         ("cache_config.block_size", 64, "launch.cache_config.block_size: expected 128, found 64"),
         ("hash_block_size", 64, "launch.hash_block_size: expected 128, found 64"),
         ("recurrent_block_sizes", [128], "launch.recurrent_block_sizes: expected (), found (128,)"),
+        ("recurrent_block_sizes", None, "launch.recurrent_block_sizes: expected (), found None"),
     ],
 )
 def test_blocks_of_the_launch_are_those_of_the_record(setting: str, value: Any, line: str):

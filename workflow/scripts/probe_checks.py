@@ -9,12 +9,12 @@ from typing import Any
 
 from producer.adapters import adapter_of, pins_digest
 from producer.resolving import launch_of, probe_digest
-from schemas.observation import EngineRecords, ProbeRecord, SchedulerRecord, WorkerRecord
+from schemas.observation import CacheMemory, EngineRecords, ProbeRecord, SchedulerRecord, WorkerRecord
 from schemas.request import Request, ResolvedDeployment
 
 from cache_groups import group_findings, memory_findings
 from cache_placement import placement_findings
-from record_differences import RANK_OWN, Difference, scheduler_differences, worker_differences
+from record_differences import RANK_OWN, Difference, differences, scheduler_differences, worker_differences
 from scheduler_checks import scheduler_findings
 from worker_checks import worker_findings
 
@@ -36,10 +36,10 @@ def launch_findings(request: Request, deployment: ResolvedDeployment, record: Pr
     yield from _differ(
         {
             "probe_digest": (probe_digest(request, deployment), record.probe_digest),
-            "launch": (launch_of(request, deployment), record.launch),
             "pins_sha256": (pins_digest(adapter), record.pins_sha256),
         }
     )
+    yield from map(str, differences(launch_of(request, deployment), record.launch, "launch"))
 
 
 def rank_findings(deployment: ResolvedDeployment, records: EngineRecords, attempt_id: str) -> Iterator[str]:
@@ -64,10 +64,14 @@ def rank_findings(deployment: ResolvedDeployment, records: EngineRecords, attemp
 
 def process_findings(request: Request, deployment: ResolvedDeployment, records: EngineRecords) -> Iterator[str]:
     """What each process says by itself, and what the processes of each data-parallel rank must have in common."""
+    examined: list[tuple[CacheMemory, list[str]]] = []
     for worker in records.workers:
         yield from labelled(worker.label, worker_findings(request, deployment, worker))
-        yield from labelled(worker.label, group_findings(request.runtime_backend_version, worker.cache))
-        yield from labelled(worker.label, placement_findings(worker.cache))
+        lines = next((lines for cache, lines in examined if cache == worker.cache), None)
+        if lines is None:  # most ranks hold the same
+            lines = [*group_findings(request.runtime_backend_version, worker.cache), *placement_findings(worker.cache)]
+            examined.append((worker.cache, lines))
+        yield from labelled(worker.label, lines)
     for scheduler in records.schedulers:
         yield from labelled(scheduler.label, scheduler_findings(request, deployment, scheduler))
         own = [worker for worker in records.workers if worker.dp_rank == scheduler.dp_rank]
