@@ -373,7 +373,6 @@ def bench_verify(folder: Path) -> dict[str, object]:
     return figures | {"verify.cells_20": few, "verify.cells_200": many, "verify.growth": growth}
 
 
-<<<<<<< HEAD
 def bench_probe(folder: Path) -> dict[str, object]:
     """What observing costs above the bare engine start: the median of starts in processes of their own, in seconds."""
     starts = [figures_of(sys.executable, "tests/observe_once.py", PROBED) for _ in range(REPEATS)]
@@ -381,7 +380,8 @@ def bench_probe(folder: Path) -> dict[str, object]:
     observing = median([sum(start.values()) - start["start_seconds"] for start in starts])
     share = observing / figures["start_seconds"]
     return {"probe": figures | {"seconds": observing, "share_of_start": share, "starts": len(starts)}}
-=======
+
+
 def bench_import_of(folder: Path, pools: str) -> dict[str, float]:
     """The wide records beside their bare JSON, in turns, each time in a process of its own."""
     folder.mkdir()
@@ -403,7 +403,6 @@ def bench_import_of(folder: Path, pools: str) -> dict[str, float]:
 
 def bench_import(folder: Path) -> dict[str, object]:
     return {f"import.{pools}_pools": bench_import_of(folder / pools, pools) for pools in ("equal", "other")}
->>>>>>> hostile
 
 
 SECTIONS: dict[str, Callable[[Path], dict[str, object]]] = {
