@@ -14,9 +14,10 @@ from jobs import copy_of, run, start, wait_for_points
 from tampering import accepted_of
 
 from producer.contracts import GLM53FLASH
-from schemas.canonical import digest, read_model, write_model
+from schemas.canonical import digest, parse, read_model, write_model
 from schemas.errors import HELD
 from schemas.launch import ExecutionIdentity
+from schemas.observation import EngineRecords
 from schemas.plan import FrozenCell
 from schemas.points import DecodePoint, PointManifest, PrefillPoint
 
@@ -50,7 +51,10 @@ def test_a_second_process_leaves_a_killed_one_is_resumed_and_nothing_is_lost(dem
     assert journal.read_bytes().startswith(survived)
 
     lines = [json.loads(line) for line in journal.read_text().splitlines()]
-    assert [line["session"] for line in lines if line["kind"] == "session"] == [1, 2]
+    sessions = [line for line in lines if line["kind"] == "session"]
+    assert [line["session"] for line in sessions] == [1, 2]
+    attempts = {rank["runtime"]["scheduler"]["attempt_id"] for line in sessions for rank in line["ranks"]}
+    assert len(attempts) == 2
     points = [line["benchmark_id"] for line in lines if line["kind"] == "point"]
     assert sorted(points) == list(range(1, 21))
     merge(cell.parent)
@@ -249,6 +253,32 @@ def test_every_collector_is_at_rest_while_points_run(demo: Path, parallel: Path)
         journal = cell_folder(campaign, prefix) / "repetitions.jsonl"
         session = json.loads(journal.read_text().splitlines()[0])
         assert session["ranks"][0]["engine"]["collectors"] == [{"enabled": False, "frozen": True}] * processes
+
+
+@pytest.mark.parametrize(
+    ("prefix", "ranks"),
+    [
+        ("decode-tensor", [[(0, 0), (0, 1)]]),
+        ("decode-data", [[(0, 0)], [(1, 0)]]),
+    ],
+)
+def test_each_session_keeps_what_the_processes_of_its_own_launch_hold(parallel: Path, prefix: str, ranks):
+    """Of each data-parallel rank the records of its workers (dp, tp) and of its scheduler, as a probe has them."""
+    journal = cell_folder(parallel, prefix) / "repetitions.jsonl"
+    session = json.loads(journal.read_text().splitlines()[0])
+    kept = [rank["runtime"] for rank in session["ranks"]]
+    workers = [worker for runtime in kept for worker in runtime["workers"]]
+    found = {"workers": workers, "schedulers": [runtime["scheduler"] for runtime in kept]}
+    records = parse(EngineRecords, found, journal)
+    assert records.model_dump(mode="json", exclude_none=True) == found
+    assert [[(worker["dp_rank"], worker["tp_rank"]) for worker in runtime["workers"]] for runtime in kept] == ranks
+    assert [scheduler.dp_rank for scheduler in records.schedulers] == [rank["dp_rank"] for rank in session["ranks"]]
+    (attempt,) = {each.attempt_id for each in (*records.workers, *records.schedulers)}
+    assert len(attempt) == 32
+    for scheduler in records.schedulers:
+        assert scheduler.launch == session["ranks"][scheduler.dp_rank]["engine"]["serving_config"]["launch"] | {
+            "recurrent_block_sizes": ()
+        }
 
 
 def test_a_torn_line_costs_its_point_and_is_said(demo: Path, tmp_path: Path):

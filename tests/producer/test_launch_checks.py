@@ -13,10 +13,15 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from cells import frozen_cell
+from jobs import run
 
 from producer.launch_checks import MODELLED, ONLY_IN_LATER_RELEASES, launch_facts, refuse_unmodelled, unmodelled
+from producer.resolving import launch_of, probe_digest, read_campaign, resolve
 from profiles import group, profile
+from schemas.canonical import parse, write_model
 from schemas.errors import Refusal
+from schemas.observation import ProbeRecord
 
 ROOT = Path(__file__).parents[2]
 VLLM_033 = "PASSGRID_VLLM_033"
@@ -318,3 +323,27 @@ def test_the_defaults_of_vllm_0_33_are_measured():
     assert version.startswith("0.33.0")
     assert {found["num_hash_lookahead_tokens"] for found in facts} == {0}
     assert refused == [[]] * len(PROFILES)
+
+
+@pytest.mark.engine
+def test_a_launch_that_no_rule_describes_is_probed_and_not_measured(tmp_path: Path):
+    """MLA on the CPU: the platform switches prefix caching off. The probe says so, the cell is refused."""
+    campaign = ROOT / "tests" / "campaigns" / "campaigns" / "cpu-probes.yaml"
+    request = resolve(read_campaign(campaign), campaign)
+    deployment = request.deployments["mla"]
+    file = ROOT / "tests" / "fixtures" / "probes" / "mla.json"
+    probed = parse(ProbeRecord, json.loads(file.read_text()), file)
+    (scheduler,) = probed.schedulers
+    assert probed.probe_digest == probe_digest(request, deployment)
+    assert scheduler.launch["cache_config.enable_prefix_caching"] is False
+    assert {setting: found for setting, _, found in unmodelled(scheduler.launch)} == {
+        "cache_config.enable_prefix_caching": False,
+        "scheduler_config.enable_chunked_prefill": False,
+    }
+    cell = frozen_cell(**launch_of(request, deployment)).model_copy(update={"model": deployment.model})
+    write_model(tmp_path / cell.name / "cell.json", cell)
+    done = run(tmp_path / cell.name / "cell.json")
+    assert done.returncode == 2, done.stderr[-2000:]
+    line = f"launch cache_config.enable_prefix_caching: expected True, found False: {deployment.model}"
+    assert f"refused: {line}" in done.stderr
+    assert not (tmp_path / cell.name / "repetitions.jsonl").exists()
