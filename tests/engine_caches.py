@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -42,6 +42,7 @@ INDEXER = MLAAttentionSpec(
     cache_role=SparseCacheRole.INDEXER,
     block_stride_alignment=MultipleOf(8),
 )
+PAIRS = replace(INDEXER, tokens_per_state=2)
 # The live hybrid on the CPU: convolution and recurrent state of Qwen3-Next in pages of the attention's 131,072 bytes.
 STATE = MambaSpec(
     block_size=256,
@@ -251,6 +252,12 @@ LIVE = {
         [group(layers("index", INDEXER, 2) | layers("latent", LATENT, 2)), group(layers("tail", TAIL, 3))],
         "BLHNC",
         kernel_pages={INDEXER: 8},
+    ),
+    "an indexer in its kernel's pages of one state": lambda: engine_cache(
+        [group(layers("index", INDEXER, 2) | layers("latent", LATENT, 2))], "BLHNC", kernel_pages={INDEXER: 4}
+    ),
+    "an indexer of two tokens a state, in its kernel's pages": lambda: engine_cache(
+        [group(layers("index", PAIRS, 2) | layers("latent", LATENT, 2))], "BLHNC", kernel_pages={PAIRS: 8}
     ),
     "GLM-5.3-Flash": glm_cache,
 }

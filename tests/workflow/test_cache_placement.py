@@ -223,10 +223,10 @@ ALLOCATIONS = {
         engine_cache(
             [group(layers("full", FullAttentionSpec(**vars(FULL) | {"block_stride_alignment": 1280}), 1))], "LBHNC"
         ),
-        at("kernel_block_size_tokens", value=[4]),
+        at("kernel_block_size_tokens", value=[8]),
         [
-            "tensor_allocations[0] (full.0).block_stride: expected the page of 1024 bytes, split in 4, found 1280",
-            "layer_tensors.full.0[0].shape: expected [2, 4, 16] behind the first axis, found [2, 16, 16]",
+            "tensor_allocations[0] (full.0).block_stride: expected the page of 1024 bytes, split in 2, found 1280",
+            "layer_tensors.full.0[0].shape: expected [2, 8, 16] behind the first axis, found [2, 16, 16]",
         ],
     ),
 }
@@ -296,6 +296,17 @@ def test_each_change_has_its_line(name: str):
     cache, change, lines = CHANGES[name]
     assert list(placement_findings(cache)) == []
     assert findings(cache, change) == lines
+
+
+def test_a_layout_that_is_not_known_asks_for_no_strides():
+    known = "LBHNC, LBNHC, BLHNC, BLNHC"
+    found = findings(PACKED, at("kv_cache_layout", value="LHBNC"))
+    assert found == [f"kv_cache_layout: expected one of {known}, found LHBNC"]
+
+
+def test_allocations_stand_in_any_order():
+    mixed = LIVE["two specs in a group, layers outermost"]()
+    assert findings(mixed, lambda document: document["tensor_allocations"].reverse()) == []
 
 
 def test_a_worker_need_not_know_how_much_was_available():
