@@ -1,4 +1,7 @@
-"""Caches that vLLM's own code plans, allocates and binds, as a worker records them, and changes of them."""
+"""Caches that vLLM's own code plans, allocates and binds, as a worker records them, and changes of them.
+
+python tests/engine_caches.py     the version of vLLM that it finds, and the findings of each cache
+"""
 
 import json
 from collections.abc import Callable, Sequence
@@ -7,10 +10,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+import vllm
 from vllm.model_executor.layers.attention.mla_attention import MLAAttention
 from vllm.model_executor.layers.mamba.abstract import MambaBase
 from vllm.v1.attention.backend import MultipleOf
-from vllm.v1.core.kv_cache_utils import get_kv_cache_config_from_groups
 from vllm.v1.kv_cache_interface import (
     CircularBufferSpec,
     FullAttentionSpec,
@@ -28,6 +31,11 @@ from vllm.v1.worker.utils import AttentionGroup, allocate_kv_cache
 from schemas.observation import CacheMemory, LayerSpec
 
 from cache_placement import placement_findings
+
+try:
+    from vllm.v1.core.kv_cache_planning import get_kv_cache_config_from_groups
+except ImportError:  # before 0.33.0
+    from vllm.v1.core.kv_cache_utils import get_kv_cache_config_from_groups
 
 FULL = FullAttentionSpec(block_size=16, num_kv_heads=2, head_size=8, dtype=torch.bfloat16)
 WINDOW = SlidingWindowSpec(block_size=16, num_kv_heads=2, head_size=8, dtype=torch.bfloat16, sliding_window=64)
@@ -290,3 +298,9 @@ those of the other group, tail.0 to tail.2 (192)."""
 PAGED = LIVE["an indexer in its kernel's pages"]()
 SPLIT = LIVE["blocks that the kernel splits"]()
 HYBRID = LIVE["recurrent states beside attention"]()
+
+
+if __name__ == "__main__":
+    print(
+        json.dumps({name: list(placement_findings(make())) for name, make in LIVE.items()} | {"vllm": vllm.__version__})
+    )

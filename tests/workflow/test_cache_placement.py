@@ -3,6 +3,9 @@ such a cache that breaks it, with its line. The rule about shared bytes is compa
 
 import itertools
 import json
+import os
+import subprocess
+import sys
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
@@ -33,7 +36,9 @@ from schemas.observation import CacheMemory, ProbeRecord
 
 from cache_placement import Page, placement_findings, shared_bytes
 
-PROBES = Path(__file__).parents[1] / "fixtures" / "probes"
+ROOT = Path(__file__).parents[2]
+PROBES = ROOT / "tests" / "fixtures" / "probes"
+VLLM_033 = "PASSGRID_VLLM_033"
 RECORDED = [
     pytest.param(worker.cache, id=f"{file.stem} {worker.label}")
     for file in sorted(PROBES.glob("*.json"))
@@ -44,6 +49,18 @@ RECORDED = [
 @pytest.mark.parametrize("name", LIVE)
 def test_a_cache_that_the_engine_made_has_no_finding(name: str):
     assert list(placement_findings(LIVE[name]())) == []
+
+
+@pytest.mark.skipif(VLLM_033 not in os.environ, reason=f"{VLLM_033} names no folder with vllm 0.33.0's Python files")
+def test_a_cache_that_vllm_0_33_made_has_no_finding():
+    paths = (Path(os.environ[VLLM_033]).resolve(), ROOT, ROOT / "workflow" / "scripts")
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, paths))}
+    command = [sys.executable, "tests/engine_caches.py"]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found.pop("vllm").startswith("0.33.0")
+    assert found == {name: [] for name in LIVE}
 
 
 @pytest.mark.parametrize("cache", RECORDED)
