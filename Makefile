@@ -36,7 +36,7 @@ VLLM_033 ?= .vllm-0.33.0
 test-oracle-vllm-033: .venv/installed-cpu $(VLLM_033)/vllm
 	PASSGRID_VLLM_033=$(abspath $(VLLM_033)) python -m pytest tests/producer/test_scheduler_oracle.py \
 	  tests/producer/test_launch_checks.py tests/producer/test_nodes.py tests/producer/test_observe_memory.py \
-	  tests/workflow/test_cache_groups.py tests/workflow/test_glm_records.py -k 0_33
+	  tests/workflow/test_cache_groups.py tests/workflow/test_cache_placement.py tests/workflow/test_glm_records.py -k 0_33
 
 $(VLLM_033)/vllm:
 	$(PIP) download --quiet --no-deps --only-binary :all: --dest $(VLLM_033) vllm==0.33.0

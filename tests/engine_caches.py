@@ -1,16 +1,19 @@
-"""Caches that vLLM's own code plans, allocates and binds, as a worker records them, and changes of them."""
+"""Caches that vLLM's own code plans, allocates and binds, as a worker records them, and changes of them.
+
+python tests/engine_caches.py     the version of vLLM that it finds, and the findings of each cache
+"""
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from types import SimpleNamespace
 from typing import Any
 
 import torch
+import vllm
 from vllm.model_executor.layers.attention.mla_attention import MLAAttention
 from vllm.model_executor.layers.mamba.abstract import MambaBase
 from vllm.v1.attention.backend import MultipleOf
-from vllm.v1.core.kv_cache_utils import get_kv_cache_config_from_groups
 from vllm.v1.kv_cache_interface import (
     CircularBufferSpec,
     FullAttentionSpec,
@@ -29,6 +32,11 @@ from schemas.observation import CacheMemory, LayerSpec
 
 from cache_placement import placement_findings
 
+try:
+    from vllm.v1.core.kv_cache_planning import get_kv_cache_config_from_groups
+except ImportError:  # before 0.33.0
+    from vllm.v1.core.kv_cache_utils import get_kv_cache_config_from_groups
+
 FULL = FullAttentionSpec(block_size=16, num_kv_heads=2, head_size=8, dtype=torch.bfloat16)
 WINDOW = SlidingWindowSpec(block_size=16, num_kv_heads=2, head_size=8, dtype=torch.bfloat16, sliding_window=64)
 SMALL = FullAttentionSpec(block_size=16, num_kv_heads=1, head_size=8, dtype=torch.bfloat16)
@@ -42,6 +50,7 @@ INDEXER = MLAAttentionSpec(
     cache_role=SparseCacheRole.INDEXER,
     block_stride_alignment=MultipleOf(8),
 )
+PAIRS = replace(INDEXER, tokens_per_state=2)
 # The live hybrid on the CPU: convolution and recurrent state of Qwen3-Next in pages of the attention's 131,072 bytes.
 STATE = MambaSpec(
     block_size=256,
@@ -252,6 +261,12 @@ LIVE = {
         "BLHNC",
         kernel_pages={INDEXER: 8},
     ),
+    "an indexer in its kernel's pages of one state": lambda: engine_cache(
+        [group(layers("index", INDEXER, 2) | layers("latent", LATENT, 2))], "BLHNC", kernel_pages={INDEXER: 4}
+    ),
+    "an indexer of two tokens a state, in its kernel's pages": lambda: engine_cache(
+        [group(layers("index", PAIRS, 2) | layers("latent", LATENT, 2))], "BLHNC", kernel_pages={PAIRS: 8}
+    ),
     "GLM-5.3-Flash": glm_cache,
 }
 
@@ -283,3 +298,9 @@ those of the other group, tail.0 to tail.2 (192)."""
 PAGED = LIVE["an indexer in its kernel's pages"]()
 SPLIT = LIVE["blocks that the kernel splits"]()
 HYBRID = LIVE["recurrent states beside attention"]()
+
+
+if __name__ == "__main__":
+    print(
+        json.dumps({name: list(placement_findings(make())) for name, make in LIVE.items()} | {"vllm": vllm.__version__})
+    )

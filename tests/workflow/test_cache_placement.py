@@ -3,6 +3,9 @@ such a cache that breaks it, with its line. The rule about shared bytes is compa
 
 import itertools
 import json
+import os
+import subprocess
+import sys
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
@@ -33,7 +36,9 @@ from schemas.observation import CacheMemory, ProbeRecord
 
 from cache_placement import Page, placement_findings, shared_bytes
 
-PROBES = Path(__file__).parents[1] / "fixtures" / "probes"
+ROOT = Path(__file__).parents[2]
+PROBES = ROOT / "tests" / "fixtures" / "probes"
+VLLM_033 = "PASSGRID_VLLM_033"
 RECORDED = [
     pytest.param(worker.cache, id=f"{file.stem} {worker.label}")
     for file in sorted(PROBES.glob("*.json"))
@@ -44,6 +49,18 @@ RECORDED = [
 @pytest.mark.parametrize("name", LIVE)
 def test_a_cache_that_the_engine_made_has_no_finding(name: str):
     assert list(placement_findings(LIVE[name]())) == []
+
+
+@pytest.mark.skipif(VLLM_033 not in os.environ, reason=f"{VLLM_033} names no folder with vllm 0.33.0's Python files")
+def test_a_cache_that_vllm_0_33_made_has_no_finding():
+    paths = (Path(os.environ[VLLM_033]).resolve(), ROOT, ROOT / "workflow" / "scripts")
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, paths))}
+    command = [sys.executable, "tests/engine_caches.py"]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found.pop("vllm").startswith("0.33.0")
+    assert found == {name: [] for name in LIVE}
 
 
 @pytest.mark.parametrize("cache", RECORDED)
@@ -223,10 +240,10 @@ ALLOCATIONS = {
         engine_cache(
             [group(layers("full", FullAttentionSpec(**vars(FULL) | {"block_stride_alignment": 1280}), 1))], "LBHNC"
         ),
-        at("kernel_block_size_tokens", value=[4]),
+        at("kernel_block_size_tokens", value=[8]),
         [
-            "tensor_allocations[0] (full.0).block_stride: expected the page of 1024 bytes, split in 4, found 1280",
-            "layer_tensors.full.0[0].shape: expected [2, 4, 16] behind the first axis, found [2, 16, 16]",
+            "tensor_allocations[0] (full.0).block_stride: expected the page of 1024 bytes, split in 2, found 1280",
+            "layer_tensors.full.0[0].shape: expected [2, 8, 16] behind the first axis, found [2, 16, 16]",
         ],
     ),
 }
@@ -296,6 +313,17 @@ def test_each_change_has_its_line(name: str):
     cache, change, lines = CHANGES[name]
     assert list(placement_findings(cache)) == []
     assert findings(cache, change) == lines
+
+
+def test_a_layout_that_is_not_known_asks_for_no_strides():
+    known = "LBHNC, LBNHC, BLHNC, BLNHC"
+    found = findings(PACKED, at("kv_cache_layout", value="LHBNC"))
+    assert found == [f"kv_cache_layout: expected one of {known}, found LHBNC"]
+
+
+def test_allocations_stand_in_any_order():
+    mixed = LIVE["two specs in a group, layers outermost"]()
+    assert findings(mixed, lambda document: document["tensor_allocations"].reverse()) == []
 
 
 def test_a_worker_need_not_know_how_much_was_available():

@@ -126,6 +126,11 @@ VIEWS = {
         at("layer_tensors", "index.1", 0, "shape", value=[20, 2, 12]),
         ["layer_tensors.index.1[0].shape: expected 548 on the first axis for 5 blocks, found 20"],
     ),
+    "pages of no state": (
+        PAGED,
+        at("layer_tensors", "index.1", 0, "shape", value=[548, 0, 12]),
+        ["layer_tensors.index.1[0].shape: expected [1, 8, 12] behind the first axis, found [0, 12]"],
+    ),
     "pages that divide no block": (
         PAGED,
         lambda document: document["tensor_allocations"][0].update(block_stride=3263),

@@ -61,7 +61,8 @@ def block_views(spec: LayerSpec, kernel_blocks: int) -> tuple[BlockView, ...]:
         pairs = zip(spec.shapes, spec.dtypes or (), strict=True)
         return tuple(BlockView(shape, dtype, element_bytes(dtype), False) for shape, dtype in pairs)
     tokens, element = tokens_per_state(spec), element_bytes(spec.dtype)
-    heads, states = spec.num_head_slots or spec.num_kv_heads or 1, int(spec.block_size // tokens)
+    heads, states = spec.num_head_slots or spec.num_kv_heads, int(spec.block_size // tokens)
+    assert heads  # or the page would not have followed
     if not states:
         most = f"at most the {spec.block_size} tokens of a block"
         raise ValueError(f"tokens_per_state: expected {most}, found {spec.tokens_per_state}")

@@ -4,6 +4,7 @@ What one process says by itself is checked in worker_checks, scheduler_checks, c
 is what a launch as a whole must be, and what its processes and its phases must have in common.
 """
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -69,7 +70,8 @@ def process_findings(request: Request, deployment: ResolvedDeployment, records: 
         yield from labelled(worker.label, worker_findings(request, deployment, worker))
         lines = next((lines for cache, lines in examined if cache == worker.cache), None)
         if lines is None:  # most ranks hold the same
-            lines = [*group_findings(request.runtime_backend_version, worker.cache), *placement_findings(worker.cache)]
+            found = (group_findings(request.runtime_backend_version, worker.cache), placement_findings(worker.cache))
+            lines = [f"cache.{line}" for line in itertools.chain(*found)]
             examined.append((worker.cache, lines))
         yield from labelled(worker.label, lines)
     for scheduler in records.schedulers:
