@@ -50,7 +50,7 @@ COMPILATION_MODES = {"cpu": ("DYNAMO_TRACE_ONCE",), "cuda": ("VLLM_COMPILE", "NO
 """Device -> `CompilationMode` of a launch that is not eager; NONE with breakable graphs (0.33.0, config/vllm.py)."""
 
 MEMORY_TOLERANCE = 0.1
-"""How far a device's memory may be from its data sheet: an H200 of 141 GB reports 139.8 GiB, 6 % more."""
+"""How far a device's memory may be from its data sheet, which rounds, and may mean GiB by GB: 7 % more."""
 
 CPU_LISTS = re.compile(r"\d+(-\d+)?([,|]\d+(-\d+)?)*")
 """CPUs of each worker, such as `0-3,8|4-7`."""
