@@ -139,8 +139,9 @@ def settings_findings(request: Request, deployment: ResolvedDeployment, settings
     chunked = settings.enable_chunked_prefill
     for line in chunk_findings(request, settings.enable_prefix_caching, chunked):
         yield f"settings.enable_chunked_prefill: {line}"
-    if not settings.attention_backends:
-        yield "settings.attention_backends: expected a backend, found none"
+    backends = settings.attention_backends
+    if not all(backends) or not backends or len(set(backends)) < len(backends):
+        yield f"settings.attention_backends: expected backends, each once, found {backends}"
 
 
 def _expert_axes(deployment: ResolvedDeployment, settings: Settings) -> tuple[int, int]:
