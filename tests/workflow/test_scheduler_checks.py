@@ -200,6 +200,14 @@ def test_every_recurrent_group_has_the_one_block():
     assert "launch.recurrent_block_sizes: expected 2176, found 1088" in found
 
 
+@pytest.mark.parametrize(("mode", "lines"), [("none", 0), ("align", 0), ("all", 1)])
+def test_a_mode_that_was_asked_for_in_vain_is_kept_by_one_release_and_forgotten_by_the_other(mode: str, lines: int):
+    """vLLM 0.32.0 keeps `align` of a model without recurrent state, 0.33.0 does not read the setting any more."""
+    engine = request_of("cpu-demo").deployments["hybrid"].engine
+    found = findings("cpu-demo", "dense", dense_scheduler() | {"mamba_cache_mode": mode}, engine=engine)
+    assert found == ["mamba_cache_mode: expected none or align, found all"] * lines
+
+
 @pytest.mark.parametrize("mode", ["none", "all"])
 def test_recurrent_state_under_prefix_caching_is_aligned(mode: str):
     assert f"mamba_cache_mode: expected align, found {mode}" in glm(mamba_cache_mode=mode)

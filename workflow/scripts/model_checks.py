@@ -39,6 +39,8 @@ def model_findings(deployment: ResolvedDeployment, worker: WorkerRecord) -> Iter
             "model.load_format": (deployment.engine.load_format, model.load_format),
         }
     )
+    if len(set(model.architectures)) < len(model.architectures):
+        yield f"model.architectures: expected each once, found {model.architectures}"
     memory = worker.hardware.total_memory_bytes
     most = memory - sum(storage.size_bytes for storage in worker.cache.storages)
     if model.weights_bytes > most:

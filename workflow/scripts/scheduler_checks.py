@@ -106,12 +106,12 @@ def expected_coordinator(scheduler: SchedulerRecord) -> str:
     return "UnitaryKVCacheCoordinator" if len(scheduler.groups) == 1 else "HybridKVCacheCoordinator"
 
 
-def expected_mamba_mode(deployment: ResolvedDeployment, scheduler: SchedulerRecord) -> str:
-    """The engine makes it of prefix caching where there is recurrent state (0.32.0, model_executor/models/config.py
-    `MambaModelConfig`); elsewhere it stays as launched."""
+def mamba_modes(deployment: ResolvedDeployment, scheduler: SchedulerRecord) -> tuple[str, ...]:
+    """The mode that the engine makes of prefix caching where there is recurrent state (0.32.0 and 0.33.0,
+    model_executor/models/config.py `MambaModelConfig`); elsewhere none, or what was asked for (0.32.0 alone)."""
     if recurrent_blocks(scheduler.groups):
-        return "align" if scheduler.enable_prefix_caching else "none"
-    return deployment.engine.mamba_cache_mode or "none"
+        return ("align",) if scheduler.enable_prefix_caching else ("none",)
+    return ("none", *filter(None, [deployment.engine.mamba_cache_mode]))
 
 
 def scheduler_findings(request: Request, deployment: ResolvedDeployment, scheduler: SchedulerRecord) -> Iterator[str]:
@@ -130,7 +130,6 @@ def scheduler_findings(request: Request, deployment: ResolvedDeployment, schedul
             "coordinator": (expected_coordinator(scheduler), scheduler.coordinator),
             "permanent_reserved_block_ids": ((NULL_BLOCK,), scheduler.permanent_reserved_block_ids),
             "watermark_blocks": (0, scheduler.watermark_blocks),
-            "mamba_cache_mode": (expected_mamba_mode(deployment, scheduler), scheduler.mamba_cache_mode),
             "max_num_scheduled_tokens": (
                 step_tokens(request, deployment, chunked),
                 scheduler.max_num_scheduled_tokens,
@@ -139,6 +138,9 @@ def scheduler_findings(request: Request, deployment: ResolvedDeployment, schedul
             "max_model_len": (limits.max_model_len, scheduler.max_model_len),
         }
     )
+    modes = mamba_modes(deployment, scheduler)
+    if scheduler.mamba_cache_mode not in modes:
+        yield f"mamba_cache_mode: expected {' or '.join(modes)}, found {scheduler.mamba_cache_mode}"
     if scheduler.max_concurrency < 1:
         found = scheduler.max_concurrency
         yield f"max_concurrency: expected room for one request of {limits.max_model_len} tokens, found {found}"

@@ -50,7 +50,7 @@ COMPILATION_MODES = {"cpu": ("DYNAMO_TRACE_ONCE",), "cuda": ("VLLM_COMPILE", "NO
 """Device -> `CompilationMode` of a launch that is not eager; NONE with breakable graphs (0.33.0, config/vllm.py)."""
 
 MEMORY_TOLERANCE = 0.1
-"""How far a device's memory may be from its data sheet: an H200 of 141 GB reports 139.8 GiB, 6 % more."""
+"""How far a device's memory may be from its data sheet, which rounds, and may mean GiB by GB: 7 % more."""
 
 CPU_LISTS = re.compile(r"\d+(-\d+)?([,|]\d+(-\d+)?)*")
 """CPUs of each worker, such as `0-3,8|4-7`."""
@@ -139,8 +139,9 @@ def settings_findings(request: Request, deployment: ResolvedDeployment, settings
     chunked = settings.enable_chunked_prefill
     for line in chunk_findings(request, settings.enable_prefix_caching, chunked):
         yield f"settings.enable_chunked_prefill: {line}"
-    if not settings.attention_backends:
-        yield "settings.attention_backends: expected a backend, found none"
+    backends = settings.attention_backends
+    if not all(backends) or not backends or len(set(backends)) < len(backends):
+        yield f"settings.attention_backends: expected backends, each once, found {backends}"
 
 
 def _expert_axes(deployment: ResolvedDeployment, settings: Settings) -> tuple[int, int]:
