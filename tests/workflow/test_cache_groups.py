@@ -19,9 +19,8 @@ from schemas.observation import CacheGroup, CacheMemory, LayerSpec, SchedulerRec
 from schemas.request import ResolvedDeployment
 
 from cache_groups import group_findings, kind_of, memory_findings, profile_groups
-from layer_views import ELEMENT_BYTES
 from spec_checks import MAMBA_TYPES, SPEC_FIELDS
-from spec_pages import page_bytes, pool_block_bytes, stride_alignment
+from spec_pages import ELEMENT_BYTES, page_bytes, pool_block_bytes, stride_alignment
 
 ROOT = Path(__file__).parents[2]
 VLLM_033 = "PASSGRID_VLLM_033"
@@ -199,8 +198,8 @@ def test_pages_by_hand(fields, change, page):
 @pytest.mark.parametrize(
     ("change", "line"),
     [
-        ({"dtype": "float4"}, "dtype: expected one of bool, .*, bfloat16, .*, found float4"),
-        ({"dtype": None}, "dtype: expected one of bool, .*, found None"),
+        ({"dtype": "float4"}, "dtype: expected one of bfloat16, .*, found float4"),
+        ({"dtype": None}, "dtype: expected one of bfloat16, .*, found None"),
         ({"head_size": None}, "head_size: expected a size, found none"),
         ({"tokens_per_state": "0"}, "tokens_per_state: expected a positive number, found 0"),
         ({"tokens_per_state": "1/0"}, "tokens_per_state: expected a positive number, found 1/0"),

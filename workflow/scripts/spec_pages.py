@@ -11,7 +11,16 @@ from math import prod
 
 from schemas.observation import CacheMemory, LayerSpec
 
-from layer_views import ELEMENT_BYTES
+ELEMENT_BYTES = {
+    "bfloat16": 2,
+    "float16": 2,
+    "float32": 4,
+    "uint8": 1,
+    "int8": 1,
+    "float8_e4m3fn": 1,
+    "float8_e5m2": 1,
+}
+"""torch dtype, without the module's name -> bytes of an element."""
 
 _POSITIVE = re.compile(r"([1-9]\d{0,15})(?:/([1-9]\d{0,15}))?")
 _ALIGNMENT = re.compile(r"([1-9]\d{0,15})|MultipleOf\(([1-9]\d{0,15})\)")
