@@ -5,7 +5,8 @@ from typing import Literal, Self
 from pydantic import model_validator
 
 from schemas.canonical import Strict
-from schemas.points import NonNegative, Positive
+from schemas.observation import Count, Size
+from schemas.points import Positive
 
 GroupKind = Literal["attention", "convolution", "state"]
 
@@ -22,7 +23,7 @@ class ProfileGroup(Strict):
     spec_type: str
     num_layers: Positive
     block_size_tokens: Positive
-    page_size_bytes: Positive
+    page_size_bytes: Size
     sliding_window: Positive | None = None
     blocks_per_request: Positive | None = None
     prefill_checkpoint_blocks: Positive | None = None
@@ -58,7 +59,7 @@ class Profile(Strict):
     probe_records_sha256: dict[str, str] = {}
     groups: tuple[ProfileGroup, ...]
     free_blocks: Positive
-    kv_cache_bytes: Positive
+    kv_cache_bytes: Size
     block_size: Positive
     hash_block_size: Positive
     cache_hit_alignment_tokens: Positive
@@ -66,11 +67,11 @@ class Profile(Strict):
     enable_chunked_prefill: bool | None = None
     mamba_cache_mode: Literal["none", "align"]
     gpu_memory_utilization: float | None = None
-    kv_cache_memory_bytes: Positive | None = None
+    kv_cache_memory_bytes: Size | None = None
     max_num_tokens: Positive
     max_batch_size: Positive
     max_model_len: Positive
-    weights_bytes: NonNegative | None = None
+    weights_bytes: Count | None = None
     device_name: str
     cudagraph_capture_sizes: tuple[Positive, ...] = ()
 

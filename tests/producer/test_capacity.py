@@ -88,3 +88,13 @@ def test_a_recurrent_group_keeps_the_state_that_it_leaves_in_align_mode_alone(mo
     """v1/kv_cache_interface.py, MambaSpec.max_memory_usage_bytes: 2 blocks, and outside align mode 1."""
     groups = (STATE, STATE, STATE, group("FullAttentionSpec", 256))
     assert startup_blocks_of_request(groups, 4096, 2048, mode) == expected
+
+
+def test_a_convolution_holds_the_blocks_that_its_window_reaches():
+    """Inkling's short convolutions: a window of 4 tokens in blocks of 4."""
+    fields = WINDOW.model_dump() | {"kind": "convolution", "block_size_tokens": 4, "sliding_window": 4}
+    convolution = ProfileGroup.model_validate(fields)
+    # Token 1,025 sees tokens 1,022 to 1,025: blocks 255 and 256.
+    assert blocks_of_requests((convolution,), [[1024, 1025]]) == 2
+    # 3 tokens of the window and a step of 2,048 lie in 513 blocks, and one more because they start inside of one.
+    assert startup_blocks_of_request((convolution,), 4096, 2048) == 513 + 1

@@ -19,8 +19,8 @@ from schemas.observation import CacheGroup, CacheMemory, LayerSpec, SchedulerRec
 from schemas.request import ResolvedDeployment
 
 from cache_groups import group_findings, kind_of, memory_findings, profile_groups
-from spec_checks import SPEC_FIELDS
-from spec_pages import page_bytes, pool_block_bytes, stride_alignment
+from spec_checks import MAMBA_TYPES, SPEC_FIELDS
+from spec_pages import ELEMENT_BYTES, page_bytes, pool_block_bytes, stride_alignment
 
 ROOT = Path(__file__).parents[2]
 VLLM_033 = "PASSGRID_VLLM_033"
@@ -94,6 +94,7 @@ def check_classes(found: dict[str, Any]) -> None:
     bases = {"AttentionSpec", UNIFORM_SPEC}
     assert GROUP_KINDS.keys() | REFUSED_SPECS.keys() == found["fields"].keys() - bases
     assert not GROUP_KINDS.keys() & REFUSED_SPECS.keys()
+    assert {*MAMBA_TYPES} == {*found["mamba_types"]} - {"CUSTOM"}
     assert {name: found["managers"][name] for name in GROUP_KINDS} == SPEC_MANAGERS
     derived = {"spec_type", "page_size_bytes"}
     later = {"is_draft", "topk_buffer_width"}  # 0.33.0; the latter is the width of a buffer outside the cache
@@ -202,6 +203,8 @@ def test_pages_by_hand(fields, change, page):
         ({"head_size": None}, "head_size: expected a size, found none"),
         ({"tokens_per_state": "0"}, "tokens_per_state: expected a positive number, found 0"),
         ({"tokens_per_state": "1/0"}, "tokens_per_state: expected a positive number, found 1/0"),
+        ({"tokens_per_state": "1e999999999"}, "tokens_per_state: expected a positive number, found 1e999999999"),
+        ({"tokens_per_state": "129"}, "tokens_per_state: expected at most a block of 128 tokens, found 129"),
         ({"tokens_per_state": None}, "tokens_per_state: expected a positive number, found None"),
         ({"page_size_padded": 65_535}, "page_size_padded: expected at least 65536, found 65535"),
         ({"alignment": 576, "page_size_padded": 65_536}, "page_size_padded: expected at least 65664, found 65536"),
@@ -227,10 +230,16 @@ def test_alignment_of_the_stride_between_blocks(asked, bytes_):
     assert stride_alignment(spec_of(FULL, block_stride_alignment=asked)) == bytes_
 
 
-@pytest.mark.parametrize("asked", ["", "0", "-1", "MultipleOf(0)", "MultipleOf(a)", "64 bytes"])
+@pytest.mark.parametrize("asked", ["", "0", "-1", "MultipleOf(0)", "MultipleOf(a)", "64 bytes", "9" * 17])
 def test_an_alignment_that_says_nothing(asked):
     with pytest.raises(ValueError, match="block_stride_alignment: expected bytes or MultipleOf"):
         stride_alignment(spec_of(FULL, block_stride_alignment=asked))
+
+
+def test_an_alignment_to_a_kernels_block_of_no_state_is_refused():
+    index = spec_of(glm.index_spec(), tokens_per_state="256")  # the kernel's block is gcd(256, 2176) = 128 tokens
+    with pytest.raises(ValueError, match="tokens_per_state: expected at most a block of 128 tokens, found 256"):
+        stride_alignment(index)
 
 
 def memory(*groups: CacheGroup, **change: Any) -> CacheMemory:
@@ -261,6 +270,7 @@ def glm_cache(change: Callable[[dict[str, Any]], object] = bool) -> CacheMemory:
 FIRST_KDA, FIRST_INDEX = glm.layer(0), glm.layer(3, ".indexer.k_cache")
 FIRST_LATENT, FIRST_TAIL = glm.layer(3, ".attn"), glm.layer(3, ".indexer.tail_cache")
 PADDED, ALIGNMENT, RETAINED = "page_size_padded", "block_stride_alignment", "extra_retained_tokens"
+LATENT = "num_kv_heads, head_size_v and max_tp_shards"
 PLACE = {FIRST_KDA: 0, FIRST_INDEX: 4, FIRST_LATENT: 4, FIRST_TAIL: 5}
 
 
@@ -301,7 +311,12 @@ def test_nothing_stands_against_groups_as_they_should_be():
             "found None with 1 blocks",
         ),
         (FIRST_KDA, "num_heads", 2, "num_heads and tokens_per_state: expected 1 and -1, found 2 and -1"),
-        (FIRST_KDA, "mamba_type", "", "mamba_type: expected a name, found "),
+        (
+            FIRST_KDA,
+            "mamba_type",
+            "CUSTOM",
+            "mamba_type: expected one of MAMBA1, MAMBA2, SHORT_CONV, LINEAR, GDN_ATTN, found CUSTOM",
+        ),
         (FIRST_KDA, "is_draft", True, "is_draft: expected False, found True"),
         (FIRST_LATENT, "head_size", 576, "page_size_bytes: expected 1253376, found 1114112"),
         (FIRST_LATENT, "sliding_window", 128, "sliding_window: expected none of a MLAAttentionSpec, found 128"),
@@ -320,6 +335,9 @@ def test_nothing_stands_against_groups_as_they_should_be():
             "auto",
             "cache_dtype_str: expected one of ('fp8', 'fp8_e4m3', 'fp8_ds_mla') with FP8_PER_TENSOR, found auto",
         ),
+        (FIRST_LATENT, "max_tp_shards", 2, f"{LATENT}: expected (1, 0, 1) of a latent, found (1, 0, 2)"),
+        (FIRST_INDEX, "num_kv_heads", 2, f"{LATENT}: expected (1, 0, 1) of a latent, found (2, 0, 1)"),
+        (FIRST_LATENT, "head_size_v", 512, f"{LATENT}: expected (1, 0, 1) of a latent, found (1, 512, 1)"),
         (FIRST_LATENT, "cache_role", "other", "cache_role: expected sparse or indexer, found other"),
         (FIRST_INDEX, "cache_role", "sparse", "tokens_per_state: expected 1 of all but an indexer, found 4"),
         (
@@ -504,8 +522,7 @@ WORKER = "worker dp0 tp0 pp0"
         ),
         (
             lambda w, s: w["cache"]["groups"][4]["layer_specs"][FIRST_LATENT].update(dtype="float4"),
-            f"{WORKER}: dtype: expected one of bfloat16, float16, float32, uint8, int8, float8_e4m3fn, float8_e5m2, "
-            "found float4",
+            f"{WORKER}: dtype: expected one of {', '.join(ELEMENT_BYTES)}, found float4",
         ),
     ],
 )

@@ -208,6 +208,7 @@ def test_a_launch_whose_engine_switched_off_what_seeding_needs_is_not_planned(pr
         ),
         (lambda p: p["groups"][4].update(blocks_per_request=1), "no blocks_per_request for a group of kind attention"),
         (lambda p: p["groups"][4].update(kind="convolution"), "a sliding_window for a convolution group"),
+        (lambda p: p.update(kv_cache_bytes=2**54), "kv_cache_bytes: expected "),
         (lambda p: p.update(kv_cache_bytes=1), "kv_cache_bytes a multiple of free_blocks 13696"),
         (lambda p: p["groups"][2].update(page_size_bytes=7), "page_size_bytes 13516800 of kv_cache_bytes in group"),
         (lambda p: p.update(surprise=1), "surprise: expected no such key"),

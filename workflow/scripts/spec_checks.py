@@ -69,6 +69,9 @@ QUANT_MODES: dict[str, tuple[str | None, ...]] = {
 }
 """`KVQuantMode` -> the cache dtypes of an MLA spec that have it (`get_kv_quant_mode`, v1/kv_cache_interface.py)."""
 
+MAMBA_TYPES = ("MAMBA1", "MAMBA2", "SHORT_CONV", "LINEAR", "GDN_ATTN")
+"""vLLM's own backends of recurrent state (`MambaAttentionBackendEnum`, v1/attention/backends/registry.py)."""
+
 MODES = ("none", "align")
 """Modes of recurrent state that planning has rules for (vllm: CacheConfig.mamba_cache_mode)."""
 
@@ -103,8 +106,8 @@ def _recurrent_findings(spec: LayerSpec) -> Iterator[str]:
     if bool(checkpoints) != (alignment is not None):
         wanted = "an alignment with checkpoint blocks, and none without"
         yield f"prefill_checkpoint_alignment: expected {wanted}, found {alignment} with {checkpoints} blocks"
-    if not spec.mamba_type:
-        yield f"mamba_type: expected a name, found {spec.mamba_type}"
+    if spec.mamba_type not in MAMBA_TYPES:
+        yield f"mamba_type: expected one of {', '.join(MAMBA_TYPES)}, found {spec.mamba_type}"
     # Both are constants of the class (v1/kv_cache_interface.py:1045 of 0.32.0, 1098 of 0.33.0).
     if (spec.num_heads, spec.tokens_per_state) != (1, "-1"):
         found = f"{spec.num_heads} and {spec.tokens_per_state}"
@@ -116,11 +119,16 @@ def _attention_findings(spec: LayerSpec) -> Iterator[str]:
     if windowed != (spec.sliding_window is not None):
         wanted = "a window" if windowed else "none"
         yield f"sliding_window: expected {wanted} of a {spec.spec_type}, found {spec.sliding_window}"
+    latent_class = "cache_dtype_str" in SPEC_FIELDS[spec.spec_type]
     mode = spec.kv_quant_mode
     if mode not in QUANT_MODES:
         yield f"kv_quant_mode: expected one of {', '.join(QUANT_MODES)}, found {mode}"
-    elif "cache_dtype_str" in SPEC_FIELDS[spec.spec_type] and spec.cache_dtype_str not in QUANT_MODES[mode]:
+    elif latent_class and spec.cache_dtype_str not in QUANT_MODES[mode]:
         yield f"cache_dtype_str: expected one of {QUANT_MODES[mode]} with {mode}, found {spec.cache_dtype_str}"
+    latent = (spec.num_kv_heads, spec.head_size_v, spec.max_tp_shards or 1)
+    if latent_class and latent != (1, 0, 1):
+        # One vector of every token, whole on every rank (model_executor/layers/attention/mla_attention.py:1371).
+        yield f"num_kv_heads, head_size_v and max_tp_shards: expected (1, 0, 1) of a latent, found {latent}"
     if spec.cache_role not in (None, "sparse", "indexer"):
         yield f"cache_role: expected sparse or indexer, found {spec.cache_role}"
     try:

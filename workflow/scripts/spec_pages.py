@@ -22,7 +22,9 @@ ELEMENT_BYTES = {
 }
 """torch dtype, without the module's name -> bytes of an element."""
 
-KERNEL_BLOCK = re.compile(r"MultipleOf\((\d+)\)")
+_POSITIVE = re.compile(r"([1-9]\d{0,15})(?:/([1-9]\d{0,15}))?")
+_ALIGNMENT = re.compile(r"([1-9]\d{0,15})|MultipleOf\(([1-9]\d{0,15})\)")
+"""`block_stride_alignment` as a record has it: bytes, or the tokens of a kernel's block."""
 
 
 def round_up(size: int, multiple: int) -> int:
@@ -57,13 +59,10 @@ def tokens_per_state(spec: LayerSpec) -> Fraction:
     Raises:
         ValueError: no positive number.
     """
-    try:
-        tokens = Fraction(spec.tokens_per_state or "")
-    except (ValueError, ZeroDivisionError):
-        tokens = Fraction(0)
-    if tokens <= 0:
+    number = _POSITIVE.fullmatch(spec.tokens_per_state or "")
+    if number is None:
         raise ValueError(f"tokens_per_state: expected a positive number, found {spec.tokens_per_state}")
-    return tokens
+    return Fraction(int(number[1]), int(number[2] or 1))
 
 
 def content_page_bytes(spec: LayerSpec) -> int:
@@ -80,7 +79,11 @@ def content_page_bytes(spec: LayerSpec) -> int:
             raise ValueError(f"dtypes: expected one of each of {len(shapes)} shapes, found {len(dtypes)}")
         return sum(prod(shape) * element_bytes(dtype) for shape, dtype in zip(shapes, dtypes, strict=True))
     heads = spec.num_head_slots or _size("num_kv_heads", spec.num_kv_heads)
-    return heads * int(spec.block_size // tokens_per_state(spec)) * _content_bytes(spec)
+    states = int(spec.block_size // tokens_per_state(spec))
+    if not states:
+        wanted = f"at most a block of {spec.block_size} tokens"
+        raise ValueError(f"tokens_per_state: expected {wanted}, found {spec.tokens_per_state}")
+    return heads * states * _content_bytes(spec)
 
 
 def page_bytes(spec: LayerSpec) -> int:
@@ -107,12 +110,12 @@ def stride_alignment(spec: LayerSpec) -> int:
     asked = spec.block_stride_alignment
     if asked is None:
         return 1
-    if asked.isdecimal() and int(asked):
-        return int(asked)
-    match = KERNEL_BLOCK.fullmatch(asked)
-    if match is None or not int(match[1]):
+    match = _ALIGNMENT.fullmatch(asked)
+    if match is None:
         raise ValueError(f"block_stride_alignment: expected bytes or MultipleOf(tokens), found {asked}")
-    kernel = math.gcd(int(match[1]), spec.block_size)
+    if match[1]:
+        return int(match[1])
+    kernel = math.gcd(int(match[2]), spec.block_size)
     return 1 if kernel == spec.block_size else page_bytes(spec.model_copy(update={"block_size": kernel}))
 
 
