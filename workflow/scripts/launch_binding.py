@@ -17,7 +17,7 @@ from schemas.observation import ProbeRecord, SchedulerRecord, WorkerRecord
 from schemas.plan import FrozenCell
 from schemas.profile import Profile
 
-from cache_groups import group_findings, profile_groups
+from cache_groups import group_findings, memory_findings, profile_groups
 from cache_placement import placement_findings
 from import_profile import pool_page_bytes
 from record_differences import Difference, differences, scheduler_differences, worker_differences
@@ -144,7 +144,6 @@ def rank_findings(tensor_parallel: int, rank: int, own: RankSession, records: Ra
             own.capacity.get("usable_blocks_without_watermark"),
             scheduler.initial_free_blocks,
         ),
-        *((worker, "cache.num_blocks", scheduler.num_blocks, worker.cache.num_blocks) for worker in records.workers),
         *((worker, "hardware.device_name", own.device_name, worker.hardware.device_name) for worker in records.workers),
     ]
     for record, field, said, kept in facts:
@@ -227,13 +226,15 @@ def profile_differences(profile: Profile, record: Record) -> Iterator[Difference
     yield from differences(declared, own, "cache.groups")
 
 
-def session_findings(cell: FrozenCell, profile: Profile, session: SessionLine) -> Iterator[str]:
+def session_findings(
+    cell: FrozenCell, profile: Profile, session: SessionLine, launch: Mapping[int, RankRecords]
+) -> Iterator[str]:
     """What stands against the records of one engine start by themselves, and beside the capacity that was planned."""
     adapter = adapter_of(cell.identity.runtime_backend_version, cell.name)
-    launch, unreadable = read_launch(session)
-    yield from unreadable
     for rank, records in launch.items():
         yield from rank_findings(cell.identity.topology.tp, rank, session.ranks[rank], records)
+        pool = memory_findings(cell.identity, records.workers, records.scheduler)
+        yield from (f"{records.scheduler.label}: {line}" for line in pool)
         yield from capacity_findings(profile, records)
         for record in records.all:
             yield from (f"{record.label}: {line}" for line in process_findings(adapter, record))
@@ -250,8 +251,9 @@ def binding_findings(cell: FrozenCell, accepted: Accepted, journal: Journal) -> 
     known = {} if probe is None else {probe.attempt_id: PROBE}
     for session in journal.sessions:
         where = f"session {session.session}"
-        records = [record for of_rank in read_launch(session)[0].values() for record in of_rank.all]
-        found = [*session_findings(cell, profile, session), *attempt_findings(records, known)]
+        launch, found = read_launch(session)
+        records = [record for of_rank in launch.values() for record in of_rank.all]
+        found += [*session_findings(cell, profile, session, launch), *attempt_findings(records, known)]
         if probe is None:
             found += profile_findings(profile, records)
         if reference:
