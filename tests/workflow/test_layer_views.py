@@ -114,7 +114,7 @@ VIEWS = {
     "a state of more tokens than a block has": (
         SHORT,
         at("groups", 2, "layer_specs", "b.1", "tokens_per_state", value="17"),
-        ["groups[2].layer_specs.b.1.tokens_per_state: expected at most the 16 tokens of a block, found 17"],
+        ["groups[2].layer_specs.b.1.tokens_per_state: expected at most a block of 16 tokens, found 17"],
     ),
     "whole blocks where the kernel splits them": (
         SPLIT,

@@ -136,6 +136,7 @@ PINNED = "vllm/v1/core/sched/scheduler.py"
             "settings.compilation.cudagraph_capture_sizes: expected none with cudagraph_mode NONE, found (8,)",
         ),
         ("hardware/device_type", "cuda", "hardware.device_type: expected cpu, found cuda"),
+        ("cache/storages/0/device", "cuda:0", "cache.storages[0].device: expected one of cpu, found cuda:0"),
         ("hardware/device_name", "", "hardware.device_name: expected a name, found none"),
         ("hardware/device_name", "gpu", "hardware.device_name: expected cpu, found gpu"),
         ("hardware/compute_capability", "9.0", "hardware.compute_capability: expected None, found 9.0"),

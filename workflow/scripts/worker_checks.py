@@ -291,6 +291,9 @@ def hardware_findings(request: Request, worker: WorkerRecord) -> Iterator[str]:
     if threads and hardware.threads not in threads:
         wanted = " or ".join(str(count) for count in sorted(threads))
         yield f"hardware.threads: expected {wanted} of the campaign's environment, found {hardware.threads}"
+    for index, storage in enumerate(worker.cache.storages):
+        if storage.device.partition(":")[0] != device:
+            yield f"cache.storages[{index}].device: expected one of {device}, found {storage.device}"
     if not hardware.device_name:
         yield "hardware.device_name: expected a name, found none"
 
