@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from schemas.canonical import Strict
-from schemas.observation import CacheMemory, SchedulerRecord, TensorAllocation, WorkerRecord
+from schemas.observation import CacheMemory, LayerTensor, SchedulerRecord, TensorAllocation, WorkerRecord
 
 ABSENT = "absent"
 
@@ -79,6 +79,11 @@ def _placement(tensor: TensorAllocation, num_blocks: int) -> dict[str, Any]:
     }
 
 
+def _last_rows(view: LayerTensor, num_blocks: int, block_stride: int) -> int:
+    """How far a view's first axis goes on from the last block: a kernel may split a block, and leave gaps between."""
+    return view.shape[0] - (num_blocks - 1) * (block_stride // max(1, view.stride_bytes[0]))
+
+
 def _views(cache: CacheMemory) -> dict[str, list[dict[str, Any]]]:
     """The views of each layer, from the start of its first page."""
     starts = {
@@ -86,6 +91,7 @@ def _views(cache: CacheMemory) -> dict[str, list[dict[str, Any]]]:
         for tensor in cache.tensor_allocations
         for index, layer in enumerate(tensor.layers)
     }
+    block_strides = {layer: tensor.block_stride for tensor in cache.tensor_allocations for layer in tensor.layers}
     return {
         layer: [
             {
@@ -93,7 +99,7 @@ def _views(cache: CacheMemory) -> dict[str, list[dict[str, Any]]]:
                 "stride_bytes": view.stride_bytes,
                 "dtype": view.dtype,
                 "element_size_bytes": view.element_size_bytes,
-                "kernel_blocks_of_a_block": view.shape[0] / cache.num_blocks,
+                "kernel_blocks_of_the_last_block": _last_rows(view, cache.num_blocks, block_strides.get(layer, 0)),
                 "shape": view.shape[1:],
                 "offset_in_page": view.storage_offset_bytes - starts.get(layer, 0),
             }
