@@ -249,7 +249,7 @@ def resized(record: dict[str, Any], blocks: int) -> dict[str, Any]:
             storage["size_bytes"] = storage["size_bytes"] // before * blocks
         cache["num_blocks"] = blocks
     for own in again["schedulers"]:
-        own["max_concurrency"] *= blocks / own["num_blocks"]
+        own["max_concurrency"] = blocks / sum(group["startup_blocks_per_request"] for group in own["groups"])
         own["initial_free_blocks"] += blocks - own["num_blocks"]
         own["num_blocks"] = blocks
     return again
@@ -481,7 +481,7 @@ def glm_launch(attempt: str) -> dict[str, Any]:
 def declared_findings(*launches: dict[str, Any]) -> list[str]:
     profile = read_declared(DECLARED)
     change = {"topology": {"tp": 4, "moe_tp": 4}, "runtime_backend_version": "0.33.0", "phase": "decode"}
-    cell = frozen_cell(probe_digest=digest(profile), **change)
+    cell = frozen_cell(probe_digest=digest(profile), precision={"kv_cache": "fp8"}, **change)
     sessions = tuple(
         msgspec.structs.replace(
             session_of(launch, number),
@@ -572,6 +572,12 @@ def test_what_a_declared_profile_says_otherwise_is_named(change: Change, line: s
     launch = glm_launch("one")
     change(launch)
     assert f"session 1 {line}" in declared_findings(launch)
+
+
+def test_more_blocks_than_declared_are_as_good(monkeypatch: pytest.MonkeyPatch):
+    first = glm_launch("one")
+    monkeypatch.setattr(glm_records, "BLOCKS", 14_000)
+    assert declared_findings(first, glm_launch("two")) == []
 
 
 def test_what_a_declared_profile_does_not_say_is_the_same_in_every_start():

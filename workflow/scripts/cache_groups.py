@@ -15,6 +15,7 @@ from producer.adapters import (
 from producer.capacity import startup_blocks_of_request
 from schemas.errors import Refusal
 from schemas.observation import CacheGroup, CacheMemory, LayerSpec, SchedulerRecord, WorkerRecord
+from schemas.plan import CellIdentity
 from schemas.profile import ProfileGroup
 from schemas.request import ResolvedDeployment
 
@@ -189,7 +190,7 @@ def _profile_group(kind: str, index: int, group: CacheGroup, page_size_bytes: in
 
 
 def memory_findings(
-    deployment: ResolvedDeployment, workers: Sequence[WorkerRecord], scheduler: SchedulerRecord
+    deployment: ResolvedDeployment | CellIdentity, workers: Sequence[WorkerRecord], scheduler: SchedulerRecord
 ) -> Iterator[str]:
     """One data-parallel rank: the scheduler gives out the blocks that its workers hold, by the rules of planning."""
     yield from _pool_findings(scheduler)
@@ -244,7 +245,9 @@ def _copy_findings(worker: WorkerRecord, scheduler: SchedulerRecord) -> Iterator
         yield from map(str, found)
 
 
-def _worker_findings(deployment: ResolvedDeployment, worker: WorkerRecord, scheduler: SchedulerRecord) -> Iterator[str]:
+def _worker_findings(
+    deployment: ResolvedDeployment | CellIdentity, worker: WorkerRecord, scheduler: SchedulerRecord
+) -> Iterator[str]:
     """One worker's cache: as many blocks as its scheduler gives out, the bytes that they take, and their elements."""
     cache = worker.cache
     yield from _differ(

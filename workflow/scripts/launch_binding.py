@@ -17,7 +17,7 @@ from schemas.observation import ProbeRecord, SchedulerRecord, WorkerRecord
 from schemas.plan import FrozenCell
 from schemas.profile import Profile
 
-from cache_groups import group_findings, profile_groups
+from cache_groups import group_findings, memory_findings, profile_groups
 from cache_placement import placement_findings
 from import_profile import pool_page_bytes
 from record_differences import Difference, differences, scheduler_differences, worker_differences
@@ -144,7 +144,6 @@ def rank_findings(tensor_parallel: int, rank: int, own: RankSession, records: Ra
             own.capacity.get("usable_blocks_without_watermark"),
             scheduler.initial_free_blocks,
         ),
-        *((worker, "cache.num_blocks", scheduler.num_blocks, worker.cache.num_blocks) for worker in records.workers),
         *((worker, "hardware.device_name", own.device_name, worker.hardware.device_name) for worker in records.workers),
     ]
     for record, field, said, kept in facts:
@@ -234,6 +233,8 @@ def session_findings(cell: FrozenCell, profile: Profile, session: SessionLine) -
     yield from unreadable
     for rank, records in launch.items():
         yield from rank_findings(cell.identity.topology.tp, rank, session.ranks[rank], records)
+        pool = memory_findings(cell.identity, records.workers, records.scheduler)
+        yield from (f"{records.scheduler.label}: {line}" for line in pool)
         yield from capacity_findings(profile, records)
         for record in records.all:
             yield from (f"{record.label}: {line}" for line in process_findings(adapter, record))
