@@ -13,7 +13,7 @@ import json
 import re
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -58,16 +58,22 @@ def whole(lines: list[str]) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
+def write_records(deployment: str, files: Iterable[Path]) -> None:
+    """The recorded launch of a deployment in the place of each phase's probe: each has an attempt of its own."""
+    for file in files:
+        record = json.loads((PROBES / f"{deployment}.json").read_text()) | {"phase": file.stem}
+        for part in (record, *record["workers"], *record["schedulers"]):
+            part["attempt_id"] = hashlib.sha256(file.stem.encode()).hexdigest()[:32]
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(record))
+
+
 def with_profiles(folder: Path) -> Workspace:
     """cpu-demo with the profiles that are imported from the recorded probes."""
     workspace = copy_project(folder)
     imports = [line for line in map(json.loads, lines_of(workspace)) if line.get("rule") == "import_profile"]
     for job in imports:
-        record = json.loads((PROBES / f"{job['wildcards']['deployment']}.json").read_text())
-        for file in job["input"]:
-            target = workspace.root / file
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_text(json.dumps(record | {"phase": target.stem}))
+        write_records(job["wildcards"]["deployment"], [workspace.root / file for file in job["input"]])
     done = workspace.snakemake(*(file for job in imports for file in job["output"]))
     assert done.returncode == 0, done.stdout + done.stderr
     return workspace

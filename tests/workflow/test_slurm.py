@@ -167,11 +167,9 @@ def tiny_campaign(root: Path) -> Campaign:
     campaign |= {"campaign": "tiny", "deployments": deployments, "execution": EXECUTION}
     (root / "config/campaigns/tiny.yaml").write_text(yaml.safe_dump(campaign, sort_keys=False))
     (root / "config/config.yaml").write_text("campaign: tiny\n")
-    record = json.loads((ROOT / "tests/fixtures/probes/dense.json").read_text())
-    for phase in POINTS:
-        file = root / "results/tiny/probe" / f"dense-{short(record['probe_digest'])}" / f"{phase}.json"
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps(record | {"phase": phase}))
+    record = json.loads((PROBES / "dense.json").read_text())
+    folder = root / "results/tiny/probe" / f"dense-{short(record['probe_digest'])}"
+    write_records("dense", [folder / f"{phase}.json" for phase in POINTS])
     tiny = Campaign(root)
     done = tiny.snakemake("plan")
     assert done.returncode == 0, done.stdout + done.stderr
