@@ -117,6 +117,15 @@ def test_deleting_one_cell_measures_that_cell(finished: Workspace):
     assert finished.measured_by() == [folder.name]
 
 
+def test_a_lost_probe_record_is_missed_only_when_a_cell_is_verified_again(finished: Workspace):
+    (record,) = (finished.root / "results/cpu-demo/probe").glob("dense-*/decode.json")
+    record.unlink()
+    assert finished.dry_run() == []
+    (finished.cell("decode-dense") / "evidence.json").unlink()
+    assert finished.measured_by() == [record.parent.name]
+    assert {"probe", "import_profile", "verify_cell"} <= {job.rule for job in finished.dry_run()}
+
+
 def test_a_forced_run_of_a_cell_measures_no_point_again(finished: Workspace):
     """Snakemake removes a rule's outputs before it runs it; the journal is none, and the artifact comes from it."""
     folder = finished.cell("decode-dense")
