@@ -20,6 +20,7 @@ import pytest
 import yaml
 from cluster import SlurmCluster, wait_for
 from conftest import ROOT, Workspace, copy_project
+from goldens import PROBES, write_records
 
 from producer.attempts import read_attempts
 from producer.journal import read_journal

@@ -226,11 +226,11 @@ def profile_differences(profile: Profile, record: Record) -> Iterator[Difference
     yield from differences(declared, own, "cache.groups")
 
 
-def session_findings(cell: FrozenCell, profile: Profile, session: SessionLine) -> Iterator[str]:
+def session_findings(
+    cell: FrozenCell, profile: Profile, session: SessionLine, launch: Mapping[int, RankRecords]
+) -> Iterator[str]:
     """What stands against the records of one engine start by themselves, and beside the capacity that was planned."""
     adapter = adapter_of(cell.identity.runtime_backend_version, cell.name)
-    launch, unreadable = read_launch(session)
-    yield from unreadable
     for rank, records in launch.items():
         yield from rank_findings(cell.identity.topology.tp, rank, session.ranks[rank], records)
         pool = memory_findings(cell.identity, records.workers, records.scheduler)
@@ -251,8 +251,9 @@ def binding_findings(cell: FrozenCell, accepted: Accepted, journal: Journal) -> 
     known = {} if probe is None else {probe.attempt_id: PROBE}
     for session in journal.sessions:
         where = f"session {session.session}"
-        records = [record for of_rank in read_launch(session)[0].values() for record in of_rank.all]
-        found = [*session_findings(cell, profile, session), *attempt_findings(records, known)]
+        launch, found = read_launch(session)
+        records = [record for of_rank in launch.values() for record in of_rank.all]
+        found += [*session_findings(cell, profile, session, launch), *attempt_findings(records, known)]
         if probe is None:
             found += profile_findings(profile, records)
         if reference:
