@@ -41,9 +41,16 @@ class Mutant(NamedTuple):
         return sha256(f"{self.path} {self.kind}".encode()).hexdigest()
 
 
+NAMED = ("layer_specs", "layer_tensors", "layer_classes", "source_files")
+"""Objects whose keys are names of the model or of the engine: any of them stands for all."""
+
+
 def pattern(path: Path) -> str:
-    """The path without its list indices: `results[].point.batch_size`."""
-    return "".join("[]" if isinstance(part, int) else f".{part}" for part in path).removeprefix(".")
+    """The path without its list indices and such names: `results[].point.batch_size`, `source_files{}`."""
+    text = ""
+    for part, before in zip(path, (None, *path), strict=False):
+        text += "[]" if isinstance(part, int) else "{}" if before in NAMED else f".{part}"
+    return text.removeprefix(".")
 
 
 def replaced(document: Any, path: Path, value: Any) -> Any:

@@ -2,6 +2,8 @@
 
 from typing import Any, NamedTuple
 
+from launch_binding import MAY_DIFFER
+
 JOURNAL = "repetitions.jsonl"
 DYNAMO = "Dynamo's artifact"
 
@@ -51,6 +53,7 @@ def journal() -> tuple[Accepted, ...]:
         return Accepted(JOURNAL, "derived", sorts, paths, reason)
 
     rank = "[].ranks[]."
+    processes = ("workers[]", "scheduler")
     groups, model, times = f"{rank}engine.kv_cache.groups", f"{rank}engine.model.", f"{rank}repetitions[]."
     return (
         free(
@@ -82,6 +85,21 @@ def journal() -> tuple[Accepted, ...]:
                 f"{rank}engine.quantization.method",
             ),
             "What the engine made of the model, and where it lay: the cell has a digest of the config alone.",
+        ),
+        free(
+            "structure",
+            (
+                *(f"{rank}runtime.{process}.{name}" for process in processes for name in ("kind", "unresolved_fields")),
+                f"{rank}runtime.workers[].settings.initial_compilation.cudagraph_capture_sizes",
+                f"{rank}runtime.workers[].settings.compilation.cudagraph_capture_sizes",
+            ),
+            DEFAULT,
+        ),
+        free(
+            "value",
+            tuple(f"{rank}runtime.workers[].{field}" for field in (*MAY_DIFFER, "cache.available_cache_bytes")),
+            "What a launch may have otherwise than the accepted one: the place of the model, whose config has a "
+            "digest; the memory and the threads of a machine.",
         ),
         free(
             "value",
