@@ -148,7 +148,7 @@ DIFFERENT: list[tuple[Change, str]] = [
     ),
     (
         worker(lambda own: own["settings"].pop("kv_cache_memory_bytes")),
-        "worker dp0 tp1 pp0: settings.kv_cache_memory_bytes: expected 67108864 of the accepted probe, found 'absent'",
+        "worker dp0 tp1 pp0: settings.kv_cache_memory_bytes: expected 67108864 of the accepted probe, found nothing",
     ),
     (
         worker(lambda own: own["settings"]["attention_backends"].append("Other")),
@@ -216,6 +216,13 @@ def test_a_block_stride_and_a_view_of_another_shape_are_another_geometry():
         in found
     )
     assert f"{where}layer_tensors.{layer}[0].shape[1]: expected 128 of the accepted probe, found 64" in found
+
+
+def test_a_setting_that_the_engine_does_not_have_is_not_one_that_nobody_asked_for():
+    record, other = recorded("dense"), relaunched(recorded("dense"), "one")
+    assert other["schedulers"][0]["launch"].pop("num_hash_lookahead_tokens") == "absent"
+    field = "launch.num_hash_lookahead_tokens: expected 'absent' of the accepted probe, found nothing"
+    assert findings(record, other) == [f"session 1 scheduler dp0: {field}"]
 
 
 def test_settings_of_recurrent_state_are_compared():

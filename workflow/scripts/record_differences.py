@@ -12,7 +12,15 @@ import msgspec
 from schemas.canonical import Strict
 from schemas.observation import CacheMemory, LayerTensor, SchedulerRecord, TensorAllocation, WorkerRecord
 
-ABSENT = "absent"
+
+class _Nothing:
+    """In place of a field that is not there; a setting may have the value "absent", which is another."""
+
+    def __repr__(self) -> str:
+        return "nothing"
+
+
+NOTHING = _Nothing()
 
 WORKER_OWN = {"attempt_id", "dp_rank", "tp_rank", "pp_rank", "cache"}
 """Which process a worker record is of; its cache is compared by its geometry."""
@@ -40,7 +48,7 @@ def differences(expected: Any, found: Any, field: str = "") -> Iterator[Differen
     if isinstance(expected, Mapping) and isinstance(found, Mapping):
         for key in dict.fromkeys([*expected, *found]):
             below = f"{field}.{key}" if field else str(key)
-            yield from differences(expected.get(key, ABSENT), found.get(key, ABSENT), below)
+            yield from differences(expected.get(key, NOTHING), found.get(key, NOTHING), below)
     elif isinstance(expected, list | tuple) and isinstance(found, list | tuple):
         if len(expected) != len(found):
             yield Difference(f"number of {field}", len(expected), len(found))
