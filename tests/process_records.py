@@ -107,7 +107,9 @@ def compilation(mode: str, graphs: str, *sizes: int) -> dict[str, Any]:
     }
 
 
-def cache(groups: list[dict[str, Any]], layers: list[str], page: int, blocks: int) -> dict[str, Any]:
+def cache(
+    groups: list[dict[str, Any]], layers: list[str], page: int, blocks: int, device: str = "cpu"
+) -> dict[str, Any]:
     """Layers one after the other in one storage, each with all its blocks."""
     size = page * blocks * len(layers)
     view = {"storage_id": "storage0", "shape": [blocks, page // 2], "stride_bytes": [page, 2], "element_size_bytes": 2}
@@ -118,7 +120,7 @@ def cache(groups: list[dict[str, Any]], layers: list[str], page: int, blocks: in
         "groups": groups,
         "kernel_block_size_tokens": [None for _ in groups],
         "layer_classes": dict.fromkeys(layers, "Attention"),
-        "storages": [{"storage_id": "storage0", "device": "cpu", "size_bytes": size}],
+        "storages": [{"storage_id": "storage0", "device": device, "size_bytes": size}],
         "tensor_allocations": [
             {
                 "storage_id": "storage0",
@@ -283,7 +285,7 @@ def glm_worker() -> dict[str, Any]:
             "total_memory_bytes": 288 * 10**9,
             "threads": 1,
         },
-        "cache": cache(glm_groups(), ["kda", "mla", "tail"], GLM_PAGE, 1000),
+        "cache": cache(glm_groups(), ["kda", "mla", "tail"], GLM_PAGE, 1000, "cuda:0"),
     }
 
 
