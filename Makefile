@@ -56,11 +56,13 @@ lint: .venv/installed-cpu
 types: .venv/installed-cpu
 	mypy
 
-# Every mutant of the smoke cells, of two ranks and of Dynamo's samples, through the judges: hours on two cores.
+# Every mutant of the smoke cells, of two ranks and of Dynamo's samples, through the judges: hours on two cores. Every
+# mutant of the probe records through the import: minutes.
 mutate: .venv/installed-cpu
 	snakemake smoke
 	snakemake --config campaign=cpu-parallel
 	python tests/mutation.py
+	python tests/probe_mutants.py
 
 bench: .venv/installed-cpu .consumer-venv/installed
 	python tests/bench.py

@@ -104,7 +104,48 @@ class Free(NamedTuple):
         return outcome.alone != "crashed" and outcome.pattern in self.patterns and not witnessed
 
 
-FREE: tuple[Free, ...] = ()
+FREE: tuple[Free, ...] = (
+    Free(
+        ("workers", "workers[]", "schedulers", "schedulers[]"),
+        False,
+        "The order of the processes: each says which rank it is.",
+    ),
+    Free(
+        ("workers[].cache.tensor_allocations", "workers[].cache.tensor_allocations[]"),
+        True,
+        "The order of the allocations: each names its layers.",
+    ),
+    Free(
+        ("workers[].cache.layer_classes{}",),
+        True,
+        "What the engine made of the model, which the campaign has a digest of. Convolutions alone are told by it.",
+    ),
+    Free(
+        ("workers[].cache.kernel_block_size_tokens[]",),
+        True,
+        "Null says what the group's own block says: no block is split.",
+    ),
+    Free(
+        ("workers[].settings.attention_backends", "workers[].settings.attention_backends[]"),
+        True,
+        "The engine's choice for this device: no campaign names one.",
+    ),
+    Free(
+        ("workers[].model.architectures[]",),
+        True,
+        "A name behind the first one: the engine took the first, which is the config's.",
+    ),
+    Free(
+        ("workers[].model.weights_bytes",),
+        True,
+        "More bytes than the config accounts for, while they fit: nothing else counts them.",
+    ),
+    Free(
+        ("workers[].hardware.total_memory_bytes",),
+        True,
+        "Memory of a machine with a CPU engine: the system's file does not say how much. A GPU's is compared.",
+    ),
+)
 """Whatever else passes fails the proof, and so does an entry that nothing needs."""
 
 

@@ -157,6 +157,7 @@ def import_once(files: list[Path]) -> dict[str, float]:
         SystemExit: the records are not sound, so that the figures would be those of something else.
     """
     request, deployment = wide_deployment(RANKS)
+    gc.disable()  # as the script does
     began = time.process_time()
     records = [read_model(ProbeRecord, file, "probe record") for file in files]
     read = time.process_time()

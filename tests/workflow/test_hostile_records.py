@@ -147,8 +147,8 @@ UNREADABLE = {
 
 LAYER = "model.layers.0.self_attn.attn"
 WORKER = "prefill: worker dp0 tp0 pp0"
-ALLOCATION = f"{WORKER}: cache.tensor_allocations[0] ({LAYER})"
-VIEW = f"{WORKER}: cache.layer_tensors.{LAYER}[0]"
+ALLOCATION = f"tensor_allocations[0] ({LAYER})"
+VIEW = f"layer_tensors.{LAYER}[0]"
 
 
 def overlapping(cache: dict[str, Any]) -> None:

@@ -1,6 +1,7 @@
 """Import probe records as a profile, believing nothing: one doubt is a diagnostic, and no profile is made."""
 
 import argparse
+import gc
 import sys
 from pathlib import Path
 
@@ -75,6 +76,7 @@ def main() -> None:
     if arguments.deployment not in request.deployments:
         raise Refusal("deployment", f"one of {list(request.deployments)}", arguments.deployment, arguments.campaign)
     deployment = request.deployments[arguments.deployment]
+    gc.disable()  # records refer to nothing above them, and a collection would walk through all of them
     records = [read_model(ProbeRecord, path, "probe record") for path in arguments.records]
     report = arguments.output.with_suffix(".diagnostics.json")
     diagnostics = diagnose(request, deployment, records)
