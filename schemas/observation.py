@@ -224,8 +224,9 @@ class Storage(Strict):
 class CacheMemory(Strict):
     """One worker's KV cache.
 
-    `available_cache_bytes` is what the worker's memory profiling left for the cache. `kernel_block_size_tokens` is per
-    group, null where no attention kernel splits blocks; `layer_classes` is layer -> class of its module.
+    `available_cache_bytes` is what the worker's memory profiling left for the cache, absent where nothing was profiled.
+    `kernel_block_size_tokens` is per group, in a group whose blocks no kernel splits the block itself; `layer_classes`
+    is layer -> class of its module.
     """
 
     num_blocks: Size

@@ -1,7 +1,7 @@
 """Figures of a whole project, for `make bench`: writes results/bench.json.
 
-Sections: `measuring` (demo, producer, repeat, seeding), `slurm`, `verify` and `import`; after `make demo` also
-`planning` (plan and oracle) and `scale`.
+Sections: `measuring` (demo, producer, repeat, seeding), `slurm`, `verify`, `probe` and `import`; after `make demo`
+also `planning` (plan and oracle) and `scale`.
 
 demo.*             a demo campaign from nothing, in a copy of the project: all seconds, engine starts apart
 producer.*         of each demo cell: the part of the time that is idle, our own microseconds in a measured decode step
