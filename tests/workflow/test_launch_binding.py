@@ -17,6 +17,7 @@ import msgspec
 import pytest
 from cells import frozen_cell
 from conftest import ROOT
+from goldens import with_own_campaigns
 from tampering import accepted_of, rewrite_line
 
 from producer.graph import CampaignGraph
@@ -465,12 +466,19 @@ def test_files_of_what_was_accepted_are_read_together(tmp_path: Path):
         ("cpu-demo", "prefill-hybrid-0123456789abcdef", ["profile/hybrid-{}.json", "probe/hybrid-{}/prefill.json"]),
     ],
 )
-def test_the_graph_names_what_a_cell_is_bound_to(monkeypatch, campaign: str, cell: str, expected: list[str]):
+def test_the_graph_names_what_a_cell_is_bound_to(
+    monkeypatch: pytest.MonkeyPatch, campaign: str, cell: str, expected: list[str]
+):
     monkeypatch.chdir(ROOT)
     graph = CampaignGraph(campaign)
     short = graph.deployment(cell.split("-")[1]).profile_digest[:16]
     found = [file.removeprefix(f"results/{campaign}/") for file in graph.accepted_files(cell)]
     assert found == [name.format(short) for name in expected]
+
+
+def test_an_imported_cell_is_bound_to_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.chdir(with_own_campaigns(tmp_path).root)
+    assert CampaignGraph("cpu-dynamo").accepted_files("decode-dense-0123456789abcdef") == []
 
 
 # A declared profile

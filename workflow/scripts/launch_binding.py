@@ -183,7 +183,7 @@ def attempt_findings(records: Sequence[Record], known: Mapping[str, str]) -> Ite
             yield f"attempt_id: expected one of its own, found {attempt} of {known[attempt]}"
 
 
-def record_differences(expected: Record, found: Record) -> Iterator[Difference]:
+def process_differences(expected: Record, found: Record) -> Iterator[Difference]:
     """What a process says otherwise than the same process of another launch, but for what may differ."""
     if isinstance(expected, WorkerRecord) and isinstance(found, WorkerRecord):
         yield from (each for each in worker_differences(expected, found) if each.field not in MAY_DIFFER)
@@ -198,7 +198,7 @@ def launch_findings(expected: Sequence[Record], found: Sequence[Record], of: str
         if record.label not in reference:
             yield f"{record.label}: expected a process of {of}, found another"
             continue
-        for field, wanted, own in record_differences(reference[record.label], record):
+        for field, wanted, own in process_differences(reference[record.label], record):
             yield f"{record.label}: {field}: expected {wanted!r} of {of}, found {own!r}"
 
 
