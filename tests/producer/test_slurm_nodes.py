@@ -1,6 +1,7 @@
 """The launch line under a real Slurm of two nodes: who is started where, and what is left when something ends."""
 
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -87,19 +88,30 @@ def waiting(folder: Path) -> str:
     return f"open('{file}, 'w').write(str(os.getpid()))\nwhile True: heart.step(); time.sleep(0.1)"
 
 
+def saying(folder: Path, name: str, text: str) -> str:
+    """A rank that writes down a text, and waits for the other's: the first one to end would end the launch."""
+    return (
+        f"import socket\nopen('{folder}/{name}%d' % place[1], 'w').write({text})\n"
+        f"while not all(os.path.exists(f'{folder}/{name}{{node}}') for node in (0, 1)): time.sleep(0.05)"
+    )
+
+
 def test_both_nodes_find_each_other_by_what_slurm_says(slurm: SlurmNodes, tmp_path: Path):
-    body = f"import socket; open('{tmp_path}/node%d' % place[1], 'w').write(f'{{socket.gethostname()}} {{place}}')"
-    job = Job(slurm, tmp_path, body)
+    job = Job(slurm, tmp_path, saying(tmp_path, "node", "f'{socket.gethostname()} {place[:5]} {place[5]}'"))
     assert job.wait() == ("COMPLETED", "0:0"), job.log.read_text()
     port = 20000 + 10 * (int(job.number) % 1200)
-    assert (tmp_path / "node0").read_text() == f"node0 (2, 0, '10.77.0.1', {port}, '10.77.0.1')"
-    assert (tmp_path / "node1").read_text() == f"node1 (2, 1, '10.77.0.1', {port}, '10.77.0.2')"
+    *head, attempt = (tmp_path / "node0").read_text().split(" ")
+    *other, same = (tmp_path / "node1").read_text().split(" ")
+    assert " ".join(head) == f"node0 (2, 0, '10.77.0.1', {port}, '10.77.0.1')"
+    assert " ".join(other) == f"node1 (2, 1, '10.77.0.1', {port}, '10.77.0.2')"
+    # Both are of the launch that the head began.
+    assert attempt == same
+    assert re.fullmatch(r"[0-9a-f]{32}", attempt)
     assert "ended: \n" in job.log.read_text()
 
 
 def test_each_node_has_its_gpus(slurm: SlurmNodes, tmp_path: Path):
-    body = f"open('{tmp_path}/gpus%d' % place[1], 'w').write(os.environ['CUDA_VISIBLE_DEVICES'])"
-    job = Job(slurm, tmp_path, body, gres="gpu:2")
+    job = Job(slurm, tmp_path, saying(tmp_path, "gpus", "os.environ['CUDA_VISIBLE_DEVICES']"), gres="gpu:2")
     assert job.wait() == ("COMPLETED", "0:0"), job.log.read_text()
     assert [(tmp_path / f"gpus{node}").read_text() for node in (0, 1)] == ["0,1", "0,1"]
 
