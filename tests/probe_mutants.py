@@ -131,11 +131,6 @@ FREE: tuple[Free, ...] = (
         "The engine's choice for this device: no campaign names one.",
     ),
     Free(
-        ("workers[].model.architectures[]",),
-        True,
-        "A name behind the first one: the engine took the first, which is the config's.",
-    ),
-    Free(
         ("workers[].model.weights_bytes",),
         True,
         "More bytes than the config accounts for, while they fit: nothing else counts them.",

@@ -4,13 +4,13 @@ What one process says by itself is checked in worker_checks, scheduler_checks, c
 is what a launch as a whole must be, and what its processes and its phases must have in common.
 """
 
-import itertools
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
 from typing import Any
 
 from producer.adapters import adapter_of, pins_digest
 from producer.resolving import launch_of, probe_digest
-from schemas.observation import CacheMemory, EngineRecords, ProbeRecord, SchedulerRecord, WorkerRecord
+from schemas.observation import EngineRecords, ProbeRecord, SchedulerRecord, WorkerRecord
 from schemas.request import Request, ResolvedDeployment
 
 from cache_groups import group_findings, memory_findings
@@ -18,6 +18,8 @@ from cache_placement import placement_findings
 from record_differences import RANK_OWN, Difference, differences, scheduler_differences, worker_differences
 from scheduler_checks import scheduler_findings
 from worker_checks import worker_findings
+
+RANKS = {"dp_rank", "tp_rank", "pp_rank"}
 
 
 def _differ(pairs: Mapping[str, tuple[Any, Any]]) -> Iterator[str]:
@@ -64,20 +66,38 @@ def rank_findings(deployment: ResolvedDeployment, records: EngineRecords, attemp
 
 
 def process_findings(request: Request, deployment: ResolvedDeployment, records: EngineRecords) -> Iterator[str]:
-    """What each process says by itself, and what the processes of each data-parallel rank must have in common."""
-    examined: list[tuple[CacheMemory, list[str]]] = []
+    """What each process says by itself, and what the processes of each data-parallel rank must have in common.
+
+    A rank that says what another one said, without a doubt, leaves none either.
+    """
+    sound: set[tuple[str, ...]] = set()
+    said: dict[int, list[str]] = {}
     for worker in records.workers:
-        yield from labelled(worker.label, worker_findings(request, deployment, worker))
-        lines = next((lines for cache, lines in examined if cache == worker.cache), None)
-        if lines is None:  # most ranks hold the same
-            found = (group_findings(request.runtime_backend_version, worker.cache), placement_findings(worker.cache))
-            lines = [f"cache.{line}" for line in itertools.chain(*found)]
-            examined.append((worker.cache, lines))
-        yield from labelled(worker.label, lines)
+        own = worker.model_dump_json(exclude=RANKS)
+        said.setdefault(worker.dp_rank, []).append(own)
+        if (own,) not in sound:
+            lines = [*own_findings(request, deployment, worker)]
+            yield from labelled(worker.label, lines)
+            if not lines:
+                sound.add((own,))
     for scheduler in records.schedulers:
-        yield from labelled(scheduler.label, scheduler_findings(request, deployment, scheduler))
-        own = [worker for worker in records.workers if worker.dp_rank == scheduler.dp_rank]
-        yield from labelled(scheduler.label, memory_findings(deployment, own, scheduler))
+        rank = (scheduler.model_dump_json(exclude=RANKS), *said.get(scheduler.dp_rank, []))
+        if rank not in sound:
+            workers = [worker for worker in records.workers if worker.dp_rank == scheduler.dp_rank]
+            lines = [
+                *scheduler_findings(request, deployment, scheduler),
+                *memory_findings(deployment, workers, scheduler),
+            ]
+            yield from labelled(scheduler.label, lines)
+            if not lines:
+                sound.add(rank)
+
+
+def own_findings(request: Request, deployment: ResolvedDeployment, worker: WorkerRecord) -> Iterator[str]:
+    """What one worker says of its engine and of its cache."""
+    yield from worker_findings(request, deployment, worker)
+    of_cache = (group_findings(request.runtime_backend_version, worker.cache), placement_findings(worker.cache))
+    yield from (f"cache.{line}" for line in chain(*of_cache))
 
 
 def common_findings(records: EngineRecords) -> Iterator[str]:
