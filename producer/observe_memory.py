@@ -11,7 +11,6 @@ import platform
 from collections.abc import Iterable, Iterator
 from dataclasses import fields
 from enum import Enum
-from fractions import Fraction
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,6 @@ import vllm
 from vllm.config import get_current_vllm_config
 from vllm.model_executor.model_loader import base_loader
 from vllm.platforms import current_platform
-from vllm.v1.attention.backend import MultipleOf
 from vllm.v1.kv_cache_interface import KVCacheSpec, MambaSpec, UniformTypeKVCacheSpecs, iter_layer_specs
 
 from producer.adapters import ADAPTERS, read_pins
@@ -88,8 +86,6 @@ def plain(value: Any) -> Any:
         return value
     if isinstance(value, torch.dtype):
         return str(value).removeprefix("torch.")
-    if isinstance(value, Fraction | MultipleOf):
-        return str(value)
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
     if isinstance(value, dict):
@@ -107,7 +103,7 @@ def layer_spec(spec: KVCacheSpec, path: str, unresolved: list[str]) -> dict[str,
     for name in (field.name for field in fields(spec)):
         value = getattr(spec, name)
         try:
-            record[name] = str(value) if name in TEXTS and isinstance(value, int) else plain(value)
+            record[name] = str(value) if name in TEXTS and value is not None else plain(value)
         except TypeError:
             unresolved.append(f"{path}.{name}")
         if name not in LayerSpec.model_fields:
