@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 import vllm
-from vllm.config import get_current_vllm_config
+from vllm.config.vllm import get_current_vllm_config
 from vllm.model_executor.model_loader import base_loader
 from vllm.platforms import current_platform
 from vllm.v1.kv_cache_interface import KVCacheSpec, MambaSpec, UniformTypeKVCacheSpecs, iter_layer_specs
