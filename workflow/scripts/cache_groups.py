@@ -47,9 +47,12 @@ def _one_value(specs: Iterable[LayerSpec], of: str, *fields: str) -> Iterator[st
 def distinct_specs(group: CacheGroup) -> dict[LayerSpec, str]:
     """Each spec of a group's layers -> the first layer that has it; layers of a group hardly differ."""
     found: dict[LayerSpec, str] = {}
+    before: LayerSpec | None = None
     for layer in group.layer_names:
-        if layer in group.layer_specs:
-            found.setdefault(group.layer_specs[layer], layer)
+        spec = group.layer_specs.get(layer)
+        if spec is not None and spec != before:  # most are the one before, which costs less than its hash
+            found.setdefault(spec, layer)
+            before = spec
     return found
 
 
