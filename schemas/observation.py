@@ -67,7 +67,7 @@ class CompilationSettings(Strict):
 
 class RecurrentCacheSettings(Strict):
     """The six settings that decide on recurrent state, of `CacheConfig`: on vLLM 0.33.0 with a recurrent group alone
-    (domain.md 3.5)."""
+    (docs/probing.md)."""
 
     block_size: Size
     mamba_cache_mode: str

@@ -39,7 +39,7 @@ KV_REASONS = {"half": "a float16 KV cache is not planned", "int8": "vLLM has no 
 
 
 def fmha_label(kv_cache_label: str, quantization: Quantization, base_dtype_label: str) -> str:
-    """The FMHA label of the published table: the one rule (domain.md 2.5).
+    """The FMHA label of the published table: one rule for planning and import.
 
     Under an fp8 KV cache the checkpoint decides, not its attention projections: the attention kernel reads an fp8 cache
     whether or not the projections before it are quantized.
@@ -81,7 +81,7 @@ Layers = dict[str, Sequence[int]]
 
 ATTENTION_TYPES = ("full_attention", "sliding_attention", "chunked_attention")
 SHARED_KEYS = ("n_shared_experts", "num_shared_experts", "shared_expert_intermediate_size")
-_LAYER = re.compile(r"layers\\?\.(\d+)(?=\\?\.|\*?$)")
+_LAYER = re.compile(r"layers\\?\.(\d{1,6})(?=\\?\.|\*?$)")  # no number that int() refuses to read
 _EXPERT = re.compile(r"experts\\?\.\d+")
 
 
@@ -148,7 +148,7 @@ WHOLE_ALGOS = {"FP8": "fp8", "NVFP4": "nvfp4"}
 """ModelOpt's algorithm of a whole checkpoint -> label."""
 
 LAYER_ALGOS = {"FP8": "fp8_static", "NVFP4": "nvfp4"}
-"""ModelOpt's algorithm of one layer in a map -> label; that FP8 is `fp8_static` here: lessons.md, MIXED_PRECISION."""
+"""ModelOpt's algorithm of one layer in a map -> label; that FP8 is `fp8_static` here (MIXED_PRECISION: sglang#28099)."""
 
 FP8, FP4 = {"num_bits": 8, "type": "float"}, {"num_bits": 4, "type": "float", "strategy": "tensor_group"}
 _BLOCK = {"strategy": "block", "block_structure": [128, 128]}

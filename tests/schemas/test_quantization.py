@@ -12,7 +12,7 @@ FILE = Path("model/config.json")
 FP8_BLOCK = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
 NVFP4 = {"quant_method": "modelopt", "quant_algo": "NVFP4"}
 
-# The public config of Laguna-XS.2-FP8, cut to what matters (lessons.md).
+# The public config of Laguna-XS.2-FP8, cut to what matters.
 LAGUNA = {
     "num_attention_heads": 48,
     "num_attention_heads_per_layer": [48, 64],
@@ -438,6 +438,11 @@ def test_the_dtype_of_experts_may_stand_beside_the_block():
 def test_a_sidecar_without_an_algorithm_is_refused():
     line = refusal(None, {"quantization": {"quant_algo": None, "kv_cache_quant_algo": "FP8"}})
     assert line == f"quantization.quant_algo: {ALGOS}, found nothing: model/hf_quant_config.json"
+
+
+def test_a_layer_of_more_digits_than_any_model_has_means_no_layer():
+    block = FP8_BLOCK | {"ignored_layers": [f"model.layers.{'9' * 5000}.self_attn"]}
+    assert labels(block) == ("fp8_block", "fp8_block", "fp8_block")
 
 
 # --- the FMHA rule ---

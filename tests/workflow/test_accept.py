@@ -1,4 +1,4 @@
-"""What a person reads before a profile is accepted; the figures are the document's own (align-and-capacity, live)."""
+"""What a person reads before a profile is accepted; the figures are those that GLM-5.3-Flash's own launch showed."""
 
 from profiles import glm, group, profile
 
