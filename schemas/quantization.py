@@ -148,7 +148,7 @@ WHOLE_ALGOS = {"FP8": "fp8", "NVFP4": "nvfp4"}
 """ModelOpt's algorithm of a whole checkpoint -> label."""
 
 LAYER_ALGOS = {"FP8": "fp8_static", "NVFP4": "nvfp4"}
-"""ModelOpt's algorithm of one layer in a map -> label; that FP8 is `fp8_static` here (MIXED_PRECISION: sglang#28099)."""
+"""ModelOpt's algorithm of one layer in a map -> label; FP8 is `fp8_static` there (MIXED_PRECISION: sglang#28099)."""
 
 FP8, FP4 = {"num_bits": 8, "type": "float"}, {"num_bits": 4, "type": "float", "strategy": "tensor_group"}
 _BLOCK = {"strategy": "block", "block_structure": [128, 128]}
