@@ -56,7 +56,9 @@ def engine_spec(record: dict[str, Any]) -> KVCacheSpec:
             fields[name] = of(fields[name])
     spec_class = getattr(interface, record["spec_type"])
     known = spec_class.__dataclass_fields__
-    absent = {name: value for name, value in fields.items() if name not in known and value is not False}
+    # 0.32.0 has no width of the sparse layers' buffer, which lies beside the cache.
+    later = {"topk_buffer_width"}
+    absent = {name: value for name, value in fields.items() if name not in {*known, *later} and value is not False}
     assert not absent, f"{record['spec_type']} of vllm {vllm.__version__} has no {absent}"
     spec: KVCacheSpec = spec_class(**{name: value for name, value in fields.items() if name in known})
     return spec

@@ -105,6 +105,7 @@ def latent_spec() -> dict[str, Any]:
         cache_dtype_str="fp8",
         cache_role="sparse",
         is_index_group_leader=True,
+        topk_buffer_width=2176,
     )
 
 
@@ -236,7 +237,7 @@ CLASSES = {
 }
 
 
-def cache_memory(checkpoint: bool = True) -> dict[str, Any]:
+def cache_memory(checkpoint: bool = True, tp_rank: int = 0) -> dict[str, Any]:
     specs, allocations = layer_specs(checkpoint), tensor_allocations(checkpoint)
     starts = {
         name: allocation["offset"] + place * allocation["layer_stride"]
@@ -251,7 +252,7 @@ def cache_memory(checkpoint: bool = True) -> dict[str, Any]:
         "groups": groups(checkpoint),
         "kernel_block_size_tokens": [*[BLOCK] * 5, KPOOL],  # packed blocks are not split (v1/worker/utils.py:663)
         "layer_classes": {name: CLASSES[spec.get("cache_role", spec["spec_type"])] for name, spec in specs.items()},
-        "storages": [{"storage_id": "storage0", "device": "cuda:0", "size_bytes": BLOCKS * POOL_BLOCK}],
+        "storages": [{"storage_id": "storage0", "device": f"cuda:{tp_rank}", "size_bytes": BLOCKS * POOL_BLOCK}],
         "tensor_allocations": allocations,
         "layer_tensors": {name: layer_views(spec, starts[name]) for name, spec in specs.items()},
     }
@@ -336,7 +337,7 @@ def worker(tp_rank: int, checkpoint: bool = True) -> dict[str, Any]:
             "total_memory_bytes": 288_000_000_000,
             "threads": 1,
         },
-        "cache": cache_memory(checkpoint),
+        "cache": cache_memory(checkpoint, tp_rank),
     }
 
 

@@ -123,7 +123,7 @@ LAYER = "model.layers.0.self_attn.attn"
         ),
         (
             lambda d: d["workers"][0]["cache"]["storages"][0].update(device="cuda:0"),
-            "decode: worker dp0 tp0 pp0: cache.devices[0]: expected 'cuda:0' of the prefill launch, found 'cpu'",
+            "decode: worker dp0 tp0 pp0: cache.devices[0]: expected 'cuda' of the prefill launch, found 'cpu'",
         ),
         (
             lambda d: d["workers"][0]["cache"]["tensor_allocations"][0].update(size=1),

@@ -22,8 +22,12 @@ class _Nothing:
 
 NOTHING = _Nothing()
 
-WORKER_OWN = {"attempt_id", "dp_rank", "tp_rank", "pp_rank", "cache"}
-"""Which process a worker record is of; its cache is compared by its geometry."""
+WORKER_OWN: dict[str, Any] = {
+    **dict.fromkeys(("attempt_id", "dp_rank", "tp_rank", "pp_rank", "cache"), True),
+    "hardware": {"total_memory_bytes"},
+}
+"""Which process a worker record is of, and on which machine: two of them with one device differ by some bytes. Its cache
+is compared by its geometry."""
 
 SCHEDULER_OWN = {"attempt_id", "dp_rank", "num_blocks", "initial_free_blocks", "max_concurrency"}
 """Which process a scheduler record is of, and what follows from the size of its pool."""
@@ -62,7 +66,8 @@ def geometry(cache: CacheMemory) -> dict[str, Any]:
     """Where each group's layers and their views lie, in blocks: equal for caches that differ in their size alone."""
     return {
         **_plain(cache, "kv_cache_layout", "kv_tp_replicas", "groups", "kernel_block_size_tokens", "layer_classes"),
-        "devices": sorted({storage.device for storage in cache.storages}),
+        # A rank's GPU has a number of its own (0.33.0, v1/worker/gpu_worker.py:492).
+        "devices": sorted({storage.device.partition(":")[0] for storage in cache.storages}),
         "tensor_allocations": [_placement(tensor, cache.num_blocks) for tensor in cache.tensor_allocations],
         "layer_tensors": _views(cache),
     }
@@ -80,10 +85,12 @@ def _scaled(stride: int, num_blocks: int, block_stride: int) -> dict[str, int]:
 
 
 def _placement(tensor: TensorAllocation, num_blocks: int) -> dict[str, Any]:
+    strides = {"offset": tensor.offset}
+    if len(tensor.layers) > 1:  # one layer's stride leads nowhere
+        strides["layer_stride"] = tensor.layer_stride
     return {
         **_plain(tensor, "storage_id", "layers", "block_stride", "host_resident"),
-        "offset": _scaled(tensor.offset, num_blocks, tensor.block_stride),
-        "layer_stride": _scaled(tensor.layer_stride, num_blocks, tensor.block_stride),
+        **{name: _scaled(stride, num_blocks, tensor.block_stride) for name, stride in strides.items()},
     }
 
 

@@ -25,7 +25,9 @@ _WINDOW = _ATTENTION | {"sliding_window", "extra_retained_tokens"}
 _MLA = {"cache_dtype_str", "alignment", "model_version"}
 SPEC_FIELDS = {
     "FullAttentionSpec": _FULL,
-    "MLAAttentionSpec": _FULL | _MLA | {"cache_role", "is_index_group_leader", "non_causal_multi_token_decode"},
+    "MLAAttentionSpec": _FULL
+    | _MLA
+    | {"cache_role", "is_index_group_leader", "non_causal_multi_token_decode", "topk_buffer_width"},
     "SlidingWindowSpec": _WINDOW,
     "SlidingWindowMLASpec": _WINDOW | _MLA | {"bounded_replay"},
     "CircularBufferSpec": _ATTENTION,
