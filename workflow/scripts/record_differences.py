@@ -26,8 +26,8 @@ WORKER_OWN: dict[str, Any] = {
     **dict.fromkeys(("attempt_id", "dp_rank", "tp_rank", "pp_rank", "cache"), True),
     "hardware": {"total_memory_bytes"},
 }
-"""Which process a worker record is of, and on which machine: two of them with one device differ by some bytes. Its cache
-is compared by its geometry."""
+"""Which process a worker record is of, and the machine's memory, of which equal ones differ by some bytes. Its cache is
+compared by its geometry."""
 
 SCHEDULER_OWN = {"attempt_id", "dp_rank", "num_blocks", "initial_free_blocks", "max_concurrency"}
 """Which process a scheduler record is of, and what follows from the size of its pool."""
