@@ -411,7 +411,7 @@ def probe_records(request: Request, checkpoint: bool = True) -> list[ProbeRecord
     deployment = request.deployments["tp4"]
     records = []
     for phase in ("prefill", "decode"):
-        attempt = {"attempt_id": f"{phase}-1"}
+        attempt = {"attempt_id": phase.encode().hex().rjust(32, "0")}
         record = {
             "schema_version": 2,
             "probe_digest": probe_digest(request, deployment),

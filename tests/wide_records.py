@@ -60,7 +60,6 @@ def wide_cache(deployment: ResolvedDeployment, blocks: int) -> dict[str, Any]:
     size = blocks * LAYERS * page
     cache: dict[str, Any] = real | {
         "num_blocks": blocks,
-        "available_cache_bytes": size,
         "groups": [],
         "kernel_block_size_tokens": real["kernel_block_size_tokens"][:1] * GROUPS,
         "layer_classes": {},

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -133,11 +134,15 @@ def test_a_group_has_its_members_kind(specs, kind):
 
 
 @pytest.mark.parametrize("name", [*REFUSED_SPECS, "SpecOfTomorrow"])
-def test_a_class_without_a_kind_is_refused_by_name(name):
+def test_a_class_without_a_kind_is_refused_by_name_and_with_its_reason(name):
     refused = FULL | {"spec_type": name}
+    line = f"unsupported runtime cache spec {name}"
+    if name in REFUSED_SPECS:
+        line += f", which {REFUSED_SPECS[name]}"
     for group in (group_of(refused), group_of(FULL, refused), group_of(FULL, spec_type=name)):
-        with pytest.raises(ValueError, match=f"^unsupported runtime cache spec {name}"):
+        with pytest.raises(ValueError, match=f"^{re.escape(line)}$"):
             kind_of(VERSION, group, {})
+        assert f"groups[0]: {line}" in list(group_findings(VERSION, memory(group)))
 
 
 def test_a_group_of_several_kinds_is_refused():
@@ -454,80 +459,167 @@ def findings(deployment: ResolvedDeployment, change: Callable[[dict, dict], obje
     return list(found)
 
 
-WORKER = "worker dp0 tp0 pp0"
+SCHEDULER, WORKER = "scheduler dp0", "worker dp0 tp0 pp0"
 
 
 @pytest.mark.parametrize(
     ("change", "line"),
     [
-        (lambda w, s: s.update(initial_free_blocks=13_695), "reserved blocks: expected 1, found 2"),
+        (lambda w, s: s.update(initial_free_blocks=13_695), f"{SCHEDULER}: reserved blocks: expected 1, found 2"),
         (
             lambda w, s: s.update(permanent_reserved_block_ids=[1]),
-            "permanent_reserved_block_ids: expected (0, 1), found (1,)",
+            f"{SCHEDULER}: permanent_reserved_block_ids: expected (0, 1), found (1,)",
         ),
         (
             lambda w, s: s.update(permanent_reserved_block_ids=[0, 13_697], initial_free_blocks=13_695),
-            "permanent_reserved_block_ids: expected numbers below 13697, found 13697",
+            f"{SCHEDULER}: permanent_reserved_block_ids: expected numbers below 13697, found 13697",
         ),
-        (lambda w, s: s.update(mamba_cache_mode="all"), "mamba_cache_mode: expected one of none, align, found all"),
+        (
+            lambda w, s: s.update(mamba_cache_mode="all"),
+            f"{SCHEDULER}: mamba_cache_mode: expected one of none, align, found all",
+        ),
         (
             lambda w, s: s.update(enable_prefix_caching=False),
-            "enable_prefix_caching: expected True with mamba_cache_mode align, found False",
+            f"{SCHEDULER}: enable_prefix_caching: expected True with mamba_cache_mode align, found False",
         ),
         (
             lambda w, s: w["settings"].update(enable_prefix_caching=False),
-            f"{WORKER}: enable_prefix_caching: expected True, found False",
+            f"{WORKER}: settings.enable_prefix_caching: expected True, found False",
         ),
         (
             lambda w, s: s.update(mamba_cache_mode="none"),
-            f"{WORKER}: {FIRST_KDA}: mamba_cache_mode: expected none, found align",
+            f"{WORKER}: cache.groups[0].layer_specs.{FIRST_KDA}.mamba_cache_mode: expected none, found align",
         ),
         (
             lambda w, s: s["managers"].__setitem__(5, "FullAttentionManager"),
-            "managers: expected ('MambaManager', 'MambaManager', 'MambaManager', 'MambaManager', "
+            f"{SCHEDULER}: managers: expected ('MambaManager', 'MambaManager', 'MambaManager', 'MambaManager', "
             "'FullAttentionManager', 'CircularBufferManager'), found ('MambaManager', 'MambaManager', 'MambaManager', "
             "'MambaManager', 'FullAttentionManager', 'FullAttentionManager')",
         ),
-        (lambda w, s: w["cache"].update(num_blocks=13_696), f"{WORKER}: num_blocks: expected 13697, found 13696"),
-        (lambda w, s: w["cache"].update(kv_tp_replicas=4), f"{WORKER}: kv_tp_replicas: expected 1, found 4"),
+        (lambda w, s: w["cache"].update(num_blocks=13_696), f"{WORKER}: cache.num_blocks: expected 13697, found 13696"),
+        (lambda w, s: w["cache"].update(kv_tp_replicas=4), f"{WORKER}: cache.kv_tp_replicas: expected 1, found 4"),
         (
             lambda w, s: w["cache"]["storages"][0].update(size_bytes=185_139_609_601),
-            f"{WORKER}: bytes of the storages: expected 185139609600, found 185139609601",
+            f"{WORKER}: cache.storages (bytes): expected 185139609600, found 185139609601",
         ),
-        (lambda w, s: s["groups"].pop(), f"{WORKER}: number of groups: expected 5, found 6"),
+        (lambda w, s: s["groups"].pop(), f"{WORKER}: cache.groups (number): expected 5, found 6"),
         (
             lambda w, s: w["cache"]["groups"][2].update(block_size_tokens=16),
-            f"{WORKER}: groups[2].block_size_tokens: expected 2176, found 16",
+            f"{WORKER}: cache.groups[2].block_size_tokens: expected 2176, found 16",
         ),
         (
             lambda w, s: w["cache"]["groups"][4]["layer_specs"][FIRST_INDEX].update(head_size=128),
-            f"{WORKER}: groups[4].layer_specs.{FIRST_INDEX}.head_size: expected 132, found 128",
+            f"{WORKER}: cache.groups[4].layer_specs.{FIRST_INDEX}.head_size: expected 132, found 128",
         ),
         (
             lambda w, s: s["groups"][5].update(startup_blocks_per_request=2),
-            "groups[5].startup_blocks_per_request: expected 1, found 2",
+            f"{SCHEDULER}: groups[5].startup_blocks_per_request: expected 1, found 2",
         ),
         (
             lambda w, s: s.update(max_concurrency=13_697 / 491),
-            f"max_concurrency: expected 13697 blocks / 495 of a request = {13_697 / 495}, found {13_697 / 491}",
+            f"{SCHEDULER}: max_concurrency: expected 13697 blocks / 495 of a request = {13_697 / 495}, "
+            f"found {13_697 / 491}",
         ),
         (
             lambda w, s: w["cache"]["groups"][4]["layer_specs"][FIRST_LATENT].update(kv_quant_mode="NONE"),
-            f"{WORKER}: {FIRST_LATENT}: kv_quant_mode: expected FP8_PER_TENSOR, found NONE",
+            f"{WORKER}: cache.groups[4].layer_specs.{FIRST_LATENT}.kv_quant_mode: expected FP8_PER_TENSOR, found NONE",
         ),
         (
             lambda w, s: w["cache"]["groups"][4]["layer_specs"][FIRST_LATENT].update(dtype="bfloat16"),
-            f"{WORKER}: {FIRST_LATENT}: dtype: expected one of uint8, float8_e4m3fn, found bfloat16",
+            f"{WORKER}: cache.groups[4].layer_specs.{FIRST_LATENT}.dtype: expected one of uint8, float8_e4m3fn, "
+            "found bfloat16",
         ),
         (
             lambda w, s: w["cache"]["groups"][4]["layer_specs"][FIRST_LATENT].update(dtype="float4"),
-            f"{WORKER}: dtype: expected one of {', '.join(ELEMENT_BYTES)}, found float4",
+            f"{WORKER}: cache.groups: dtype: expected one of {', '.join(ELEMENT_BYTES)}, found float4",
+        ),
+        (
+            lambda w, s: (w["cache"].update(num_blocks=495), s.update(num_blocks=495, initial_free_blocks=494)),
+            f"{SCHEDULER}: initial_free_blocks: expected at least the 495 of a request of 1048576 tokens, found 494",
+        ),
+        (
+            lambda w, s: w["cache"].pop("available_cache_bytes"),
+            f"{WORKER}: cache.available_cache_bytes: expected what profiling left without kv_cache_memory_bytes, "
+            "found none",
+        ),
+        (
+            lambda w, s: w["cache"].update(available_cache_bytes=13_698 * 13_516_800),
+            f"{SCHEDULER}: num_blocks: expected 13698 (185153126400 bytes in blocks of 13516800, {WORKER}), "
+            "found 13697",
+        ),
+        (
+            lambda w, s: w["cache"].update(available_cache_bytes=259_200_000_001),
+            f"{WORKER}: cache.available_cache_bytes: expected at most 259200000000 (0.9 of 288000000000 bytes), "
+            "found 259200000001",
+        ),
+        (
+            lambda w, s: (
+                w["hardware"].update(total_memory_bytes=205_710_677_333),
+                w["cache"]["storages"][0].update(size_bytes=185_139_609_601),
+            ),
+            f"{WORKER}: cache.storages (bytes): expected at most 185139609600 (0.9 of 205710677333 bytes), "
+            "found 185139609601",
+        ),
+        (
+            lambda w, s: w["settings"].update(kv_cache_memory_bytes=185_139_609_600),
+            f"{WORKER}: cache.available_cache_bytes: expected none with kv_cache_memory_bytes, found 185144609600",
+        ),
+        (
+            lambda w, s: w["hardware"].update(device_type="cpu"),
+            f"{WORKER}: cache.available_cache_bytes: expected none on cpu, found 185144609600",
         ),
     ],
 )
 def test_each_doubt_about_a_ranks_memory_names_field_and_values(deployment, change, line):
     found = findings(deployment, change)
     assert line in found, found
+
+
+@pytest.mark.parametrize("more", [0, 13_516_799])
+def test_bytes_that_are_asked_for_are_the_pool(deployment, more):
+    """Less than a block may be left over."""
+
+    def asked(worker: dict, scheduler: dict) -> None:
+        worker["cache"].pop("available_cache_bytes")
+        worker["settings"]["kv_cache_memory_bytes"] = 13_697 * 13_516_800 + more
+
+    assert findings(deployment, asked) == []
+
+
+@pytest.mark.parametrize(("bytes_", "blocks"), [(13_697 * 13_516_800 - 1, 13_696), (13_698 * 13_516_800, 13_698)])
+def test_another_pool_than_the_bytes_that_were_asked_for(deployment, bytes_, blocks):
+    def asked(worker: dict, scheduler: dict) -> None:
+        worker["cache"].pop("available_cache_bytes")
+        worker["settings"]["kv_cache_memory_bytes"] = bytes_
+
+    assert findings(deployment, asked) == [
+        f"{SCHEDULER}: num_blocks: expected {blocks} ({bytes_} bytes in blocks of 13516800, {WORKER}), found 13697"
+    ]
+
+
+def test_the_worker_with_the_fewest_bytes_decides_for_its_rank(deployment):
+    """`get_kv_cache_configs` gives every worker of an engine the smallest one's blocks."""
+    workers = [json.loads(json.dumps(glm.worker(rank))) | {"attempt_id": "a"} for rank in range(2)]
+    scheduler = parse(SchedulerRecord, glm.scheduler() | {"attempt_id": "a"}, "scheduler")
+
+    def of(*available: int) -> list[str]:
+        for worker, size in zip(workers, available, strict=True):
+            worker["cache"]["available_cache_bytes"] = size
+        return list(memory_findings(deployment, [parse(WorkerRecord, each, "worker") for each in workers], scheduler))
+
+    enough, more = 13_697 * 13_516_800, 15_000 * 13_516_800
+    assert of(enough, more) == of(more, enough) == []
+    assert of(more, more) == [
+        f"{SCHEDULER}: num_blocks: expected 15000 ({more} bytes in blocks of 13516800, {WORKER}), found 13697"
+    ]
+
+
+def test_a_precision_of_the_cache_that_is_not_planned_is_named_once(deployment):
+    precision = deployment.precision.model_copy(update={"kv_cache": "int8"})
+    other = deployment.model_copy(update={"precision": precision})
+    assert findings(other, lambda worker, scheduler: None) == [
+        f"{SCHEDULER}: precision.kv_cache: expected one of bfloat16, half, fp8, found int8"
+    ]
 
 
 def test_nothing_stands_against_a_ranks_memory_as_it_should_be(deployment):
@@ -546,4 +638,4 @@ def test_latents_of_a_model_without_state_are_held_by_every_rank(deployment):
         for groups in (worker["cache"]["groups"], scheduler["groups"]):
             groups[:] = groups[4:5]
 
-    assert f"{WORKER}: kv_tp_replicas: expected 4, found 1" in findings(deployment, attention_alone)
+    assert f"{WORKER}: cache.kv_tp_replicas: expected 4, found 1" in findings(deployment, attention_alone)

@@ -62,11 +62,15 @@ def first_class(group: CacheGroup) -> str:
     return group.spec_type if spec is None else spec.spec_type
 
 
+def _unsupported(spec_type: str) -> ValueError:
+    why = f", which {REFUSED_SPECS[spec_type]}" if spec_type in REFUSED_SPECS else ""
+    return ValueError(f"unsupported runtime cache spec {spec_type}{why}")
+
+
 def _layer_kind(spec: LayerSpec, layer_class: str | None, kinds: Mapping[str, str]) -> str:
     name = spec.spec_type
     if name not in kinds:
-        why = f", which {REFUSED_SPECS[name]}" if name in REFUSED_SPECS else ""
-        raise ValueError(f"unsupported runtime cache spec {name}{why}")
+        raise _unsupported(name)
     if layer_class != CONVOLUTION_LAYER:
         return kinds[name]
     asked = ("SlidingWindowSpec", CONVOLUTION_WINDOW, "bfloat16")
@@ -83,12 +87,12 @@ def kind_of(runtime_version: str, group: CacheGroup, layer_classes: Mapping[str,
     A group that bundles its layers' specs has their kind. `layer_classes` is layer -> class of its module.
 
     Raises:
-        ValueError: `unsupported runtime cache spec <class>`, or layers of several kinds.
+        ValueError: `unsupported runtime cache spec <class>` and why, or layers of several kinds.
         Refusal: the runtime version is not qualified.
     """
     kinds = group_kinds(runtime_version, "probe record")
     if group.spec_type != UNIFORM_SPEC and group.spec_type not in kinds:
-        raise ValueError(f"unsupported runtime cache spec {group.spec_type}")
+        raise _unsupported(group.spec_type)
     specs = group.layer_specs
     pairs = dict.fromkeys((specs[layer], layer_classes.get(layer)) for layer in group.layer_names if layer in specs)
     found = sorted({_layer_kind(spec, layer_class, kinds) for spec, layer_class in pairs})
@@ -195,14 +199,24 @@ def _profile_group(kind: str, index: int, group: CacheGroup, page_size_bytes: in
 def memory_findings(
     deployment: ResolvedDeployment | CellIdentity, workers: Sequence[WorkerRecord], scheduler: SchedulerRecord
 ) -> Iterator[str]:
-    """One data-parallel rank: the scheduler gives out the blocks that its workers hold, by the rules of planning."""
-    yield from _pool_findings(scheduler)
-    yield from _caching_findings(scheduler)
-    for worker in workers:
-        lines = (*_copy_findings(worker, scheduler), *_worker_findings(deployment, worker, scheduler))
-        yield from (f"{worker.label}: {line}" for line in lines)
+    """One data-parallel rank: the scheduler gives out the blocks that its workers hold, by the rules of planning.
+
+    Unlike those of other modules, these lines begin with the label of the process that they are about.
+    """
+    own = [*_pool_findings(scheduler), *_caching_findings(scheduler), *_size_findings(workers, scheduler)]
     if workers:
-        yield from _startup_findings(workers[0], scheduler)
+        own += _startup_findings(workers[0], scheduler)
+    if deployment.precision.kv_cache not in CACHE_ELEMENTS:
+        planned = ", ".join(CACHE_ELEMENTS)
+        own.append(f"precision.kv_cache: expected one of {planned}, found {deployment.precision.kv_cache}")
+    yield from (f"{scheduler.label}: {line}" for line in own)
+    for worker in workers:
+        lines = (
+            *_copy_findings(worker, scheduler),
+            *_worker_findings(deployment, worker, scheduler),
+            *_budget_findings(worker),
+        )
+        yield from (f"{worker.label}: {line}" for line in lines)
 
 
 def _pool_findings(scheduler: SchedulerRecord) -> Iterator[str]:
@@ -216,6 +230,54 @@ def _pool_findings(scheduler: SchedulerRecord) -> Iterator[str]:
     )
     if max(reserved, default=0) >= scheduler.num_blocks:
         yield f"permanent_reserved_block_ids: expected numbers below {scheduler.num_blocks}, found {max(reserved)}"
+
+
+def _size_findings(workers: Sequence[WorkerRecord], scheduler: SchedulerRecord) -> Iterator[str]:
+    """As many blocks as the bytes of the worker with the fewest hold (`get_kv_cache_configs`,
+    v1/core/kv_cache_planning.py:1563 of 0.33.0, v1/core/kv_cache_utils.py:1627 and :2665 of 0.32.0).
+
+    A worker's bytes are those that were asked for, of each worker, or what its profiling left. The CPU engine's worker
+    keeps no record of the latter.
+    """
+    held = []
+    for worker in workers:
+        budget = worker.cache.available_cache_bytes
+        if worker.settings.kv_cache_memory_bytes is not None:
+            budget = worker.settings.kv_cache_memory_bytes
+        try:
+            block = pool_block_bytes(worker.cache)
+        except ValueError:
+            return  # `_worker_findings` says why
+        if budget is None:
+            return  # `_budget_findings` says so where there must be one
+        held.append((budget // block, f"{budget} bytes in blocks of {block}, {worker.label}"))
+    for blocks, of in sorted(held)[:1]:
+        if blocks != scheduler.num_blocks:
+            yield f"num_blocks: expected {blocks} ({of}), found {scheduler.num_blocks}"
+
+
+def _budget_findings(worker: WorkerRecord) -> Iterator[str]:
+    """Where one worker's bytes for the cache come from: asked for, or left of its part of the device.
+
+    Memory is profiled on CUDA alone, and only where no bytes are asked for (v1/worker/gpu_worker.py:656 of 0.33.0); a
+    part is at most the utilization's (`request_memory`, v1/worker/utils.py:716).
+    """
+    settings, hardware, available = worker.settings, worker.hardware, worker.cache.available_cache_bytes
+    asked = settings.kv_cache_memory_bytes is not None
+    profiled = hardware.device_type == "cuda" and not asked
+    if profiled and available is None:
+        yield "cache.available_cache_bytes: expected what profiling left without kv_cache_memory_bytes, found none"
+    if not profiled and available is not None:
+        why = "with kv_cache_memory_bytes" if asked else f"on {hardware.device_type}"
+        yield f"cache.available_cache_bytes: expected none {why}, found {available}"
+    if asked:
+        return
+    part = math.ceil(settings.gpu_memory_utilization * hardware.total_memory_bytes)
+    allocated = sum(storage.size_bytes for storage in worker.cache.storages)
+    for field, size in (("available_cache_bytes", available or 0), ("storages (bytes)", allocated)):
+        if size > part:
+            of = f"{settings.gpu_memory_utilization} of {hardware.total_memory_bytes} bytes"
+            yield f"cache.{field}: expected at most {part} ({of}), found {size}"
 
 
 def _caching_findings(scheduler: SchedulerRecord) -> Iterator[str]:
@@ -234,7 +296,7 @@ def _copy_findings(worker: WorkerRecord, scheduler: SchedulerRecord) -> Iterator
     """The scheduler's groups are this worker's: a bundle's first spec stands there for all of it
     (`generate_scheduler_kv_cache_config`, v1/core/kv_cache_utils.py:1096 of 0.33.0)."""
     groups = worker.cache.groups
-    yield from _differ({"number of groups": (len(scheduler.groups), len(groups))})
+    yield from _differ({"cache.groups (number)": (len(scheduler.groups), len(groups))})
     for index, (own, kept) in enumerate(zip(groups, scheduler.groups, strict=False)):
         first = own.layer_names[0]
         if first not in own.layer_specs:
@@ -244,8 +306,8 @@ def _copy_findings(worker: WorkerRecord, scheduler: SchedulerRecord) -> Iterator
         if own.spec_type == UNIFORM_SPEC:
             update |= {"spec_type": spec.spec_type, "spec_page_size_bytes": spec.page_size_bytes}
         copy = own.model_copy(update=update)
-        found = differences(kept.model_dump(exclude_none=True), copy.model_dump(exclude_none=True), f"groups[{index}]")
-        yield from map(str, found)
+        place = f"cache.groups[{index}]"
+        yield from map(str, differences(kept.model_dump(exclude_none=True), copy.model_dump(exclude_none=True), place))
 
 
 def _worker_findings(
@@ -255,25 +317,28 @@ def _worker_findings(
     cache = worker.cache
     yield from _differ(
         {
-            "num_blocks": (scheduler.num_blocks, cache.num_blocks),
-            "enable_prefix_caching": (scheduler.enable_prefix_caching, worker.settings.enable_prefix_caching),
-            "kv_tp_replicas": (_replicas(cache, deployment.topology.tp), cache.kv_tp_replicas),
+            "cache.num_blocks": (scheduler.num_blocks, cache.num_blocks),
+            "settings.enable_prefix_caching": (scheduler.enable_prefix_caching, worker.settings.enable_prefix_caching),
+            "cache.kv_tp_replicas": (_replicas(cache, deployment.topology.tp), cache.kv_tp_replicas),
         }
     )
     allocated = sum(storage.size_bytes for storage in cache.storages)
     try:
-        yield from _differ({"bytes of the storages": (pool_block_bytes(cache) * cache.num_blocks, allocated)})
+        yield from _differ({"cache.storages (bytes)": (pool_block_bytes(cache) * cache.num_blocks, allocated)})
     except ValueError as problem:
-        yield str(problem)
-    quantization, dtypes = CACHE_ELEMENTS.get(deployment.precision.kv_cache, ("one that is planned", ()))
-    for group in cache.groups:
+        yield f"cache.groups: {problem}"
+    elements = CACHE_ELEMENTS.get(deployment.precision.kv_cache)
+    for index, group in enumerate(cache.groups):
         for spec, layer in distinct_specs(group).items():
+            place = f"cache.groups[{index}].layer_specs.{layer}"
             if spec.spec_type == RECURRENT:
-                yield from _differ({f"{layer}: mamba_cache_mode": (scheduler.mamba_cache_mode, spec.mamba_cache_mode)})
-            elif _holds_keys(spec, cache.layer_classes.get(layer)):
-                yield from _differ({f"{layer}: kv_quant_mode": (quantization, spec.kv_quant_mode)})
+                modes = (scheduler.mamba_cache_mode, spec.mamba_cache_mode)
+                yield from _differ({f"{place}.mamba_cache_mode": modes})
+            elif elements is not None and _holds_keys(spec, cache.layer_classes.get(layer)):
+                quantization, dtypes = elements
+                yield from _differ({f"{place}.kv_quant_mode": (quantization, spec.kv_quant_mode)})
                 if spec.dtype not in dtypes:
-                    yield f"{layer}: dtype: expected one of {', '.join(dtypes)}, found {spec.dtype}"
+                    yield f"{place}.dtype: expected one of {', '.join(dtypes)}, found {spec.dtype}"
 
 
 def _holds_keys(spec: LayerSpec, layer_class: str | None) -> bool:
@@ -290,7 +355,9 @@ def _replicas(cache: CacheMemory, tensor_parallel: int) -> int:
 
 def _startup_findings(worker: WorkerRecord, scheduler: SchedulerRecord) -> Iterator[str]:
     """What the engine reserves for its longest request, group by group, and the concurrency that this makes
-    (`get_max_concurrency_for_kv_cache_config`, v1/core/kv_cache_utils.py:1061 of 0.33.0)."""
+    (`get_max_concurrency_for_kv_cache_config`, v1/core/kv_cache_utils.py:1061 of 0.33.0). It does not start where one
+    such request does not fit beside the null block (`_check_enough_kv_cache_memory`, v1/core/kv_cache_planning.py:50).
+    """
     try:
         groups = profile_groups(worker.runtime.version, worker.cache, 1)
     except (ValueError, Refusal):
@@ -300,6 +367,9 @@ def _startup_findings(worker: WorkerRecord, scheduler: SchedulerRecord) -> Itera
     for index, (expected, group) in enumerate(zip(blocks, scheduler.groups, strict=False)):
         found = group.startup_blocks_per_request
         yield from _differ({f"groups[{index}].startup_blocks_per_request": (expected, found)})
+    if scheduler.initial_free_blocks < sum(blocks):
+        wanted = f"at least the {sum(blocks)} of a request of {scheduler.max_model_len} tokens"
+        yield f"initial_free_blocks: expected {wanted}, found {scheduler.initial_free_blocks}"
     concurrency = scheduler.num_blocks / sum(blocks)
     if scheduler.max_concurrency != concurrency:
         expected_text = f"{scheduler.num_blocks} blocks / {sum(blocks)} of a request = {concurrency}"

@@ -4,13 +4,15 @@ What one process says by itself is checked in worker_checks, scheduler_checks, c
 is what a launch as a whole must be, and what its processes and its phases must have in common.
 """
 
+import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 from typing import Any
 
 from producer.adapters import adapter_of, pins_digest
 from producer.resolving import launch_of, probe_digest
-from schemas.observation import EngineRecords, ProbeRecord, SchedulerRecord, WorkerRecord
+from schemas.observation import CacheMemory, EngineRecords, ProbeRecord, SchedulerRecord, WorkerRecord
 from schemas.request import Request, ResolvedDeployment
 
 from cache_groups import group_findings, memory_findings
@@ -18,6 +20,9 @@ from cache_placement import placement_findings
 from record_differences import RANK_OWN, Difference, differences, scheduler_differences, worker_differences
 from scheduler_checks import scheduler_findings
 from worker_checks import worker_findings
+
+ATTEMPT = re.compile("[0-9a-f]{32}")
+"""The id of a launch: `uuid4().hex` (producer/control.py)."""
 
 RANKS = {"dp_rank", "tp_rank", "pp_rank"}
 
@@ -46,7 +51,7 @@ def launch_findings(request: Request, deployment: ResolvedDeployment, record: Pr
 
 
 def rank_findings(deployment: ResolvedDeployment, records: EngineRecords, attempt_id: str) -> Iterator[str]:
-    """Every expected rank is there once, and every record is of one attempt."""
+    """Every expected rank is there once, and every record is of one attempt that has an id."""
     topology = deployment.topology
     yield from _differ(
         {
@@ -60,6 +65,8 @@ def rank_findings(deployment: ResolvedDeployment, records: EngineRecords, attemp
             ),
         }
     )
+    if not ATTEMPT.fullmatch(attempt_id):
+        yield f"attempt_id: expected 32 hexadecimal digits, found {attempt_id!r}"
     processes: tuple[WorkerRecord | SchedulerRecord, ...] = (*records.workers, *records.schedulers)
     for process in processes:
         yield from labelled(process.label, _differ({"attempt_id": (attempt_id, process.attempt_id)}))
@@ -70,34 +77,40 @@ def process_findings(request: Request, deployment: ResolvedDeployment, records: 
 
     A rank that says what another one said, without a doubt, leaves none either.
     """
-    sound: set[tuple[str, ...]] = set()
+    sound_workers: set[str] = set()
+    sound_ranks: set[tuple[str, ...]] = set()
     said: dict[int, list[str]] = {}
     for worker in records.workers:
         own = worker.model_dump_json(exclude=RANKS)
         said.setdefault(worker.dp_rank, []).append(own)
-        if (own,) not in sound:
+        if own not in sound_workers:
             lines = [*own_findings(request, deployment, worker)]
             yield from labelled(worker.label, lines)
             if not lines:
-                sound.add((own,))
+                sound_workers.add(own)
     for scheduler in records.schedulers:
         rank = (scheduler.model_dump_json(exclude=RANKS), *said.get(scheduler.dp_rank, []))
-        if rank not in sound:
+        if rank not in sound_ranks:
             workers = [worker for worker in records.workers if worker.dp_rank == scheduler.dp_rank]
             lines = [
-                *scheduler_findings(request, deployment, scheduler),
+                *labelled(scheduler.label, scheduler_findings(request, deployment, scheduler)),
                 *memory_findings(deployment, workers, scheduler),
             ]
-            yield from labelled(scheduler.label, lines)
+            yield from lines
             if not lines:
-                sound.add(rank)
+                sound_ranks.add(rank)
 
 
 def own_findings(request: Request, deployment: ResolvedDeployment, worker: WorkerRecord) -> Iterator[str]:
     """What one worker says of its engine and of its cache."""
     yield from worker_findings(request, deployment, worker)
-    of_cache = (group_findings(request.runtime_backend_version, worker.cache), placement_findings(worker.cache))
-    yield from (f"cache.{line}" for line in chain(*of_cache))
+    yield from cache_findings(request.runtime_backend_version, worker.cache)
+
+
+def cache_findings(runtime_version: str, cache: CacheMemory) -> Iterator[str]:
+    """What a worker's cache says by itself, as fields of the worker's record."""
+    for line in chain(group_findings(runtime_version, cache), placement_findings(cache)):
+        yield f"cache.{line}"
 
 
 def common_findings(records: EngineRecords) -> Iterator[str]:
@@ -150,6 +163,7 @@ def diagnose(request: Request, deployment: ResolvedDeployment, records: list[Pro
         found += labelled(record.phase, common_findings(record))
     for record in records[1:]:
         found += labelled(record.phase, phase_findings(records[0], record))
-    if len({record.attempt_id for record in records}) != len(records):
-        found.append(f"attempt_id: expected one of each phase's launch, found {records[0].attempt_id} twice")
+    for attempt_id, times in Counter(record.attempt_id for record in records).items():
+        if times > 1:
+            found.append(f"attempt_id: expected one of each phase's launch, found {attempt_id!r} {times} times")
     return list(dict.fromkeys(found))
