@@ -1,16 +1,19 @@
 """Import of the CPU engine's real records as a whole: what a launch must be, its ranks and phases, and the profile."""
 
 import copy
+import hashlib
 import json
+import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from producer.resolving import probe_digest, read_campaign, resolve
+from producer.resolving import launch_of, probe_digest, read_campaign, resolve
 from schemas.canonical import parse
 from schemas.errors import REFUSED, Refusal
 from schemas.observation import ProbeRecord
@@ -54,9 +57,30 @@ def set_attempt(record: dict[str, Any], attempt_id: str) -> None:
         part["attempt_id"] = attempt_id
 
 
-def imported(name: str, change: Change = lambda data: None, both: bool = False) -> tuple[list[str], Profile | None]:
+def asking(request: Request, name: str, records: list[dict[str, Any]], **engine: Any) -> Request:
+    """The request with other settings of the engine, and its records with the launch that it then asks for."""
+    deployment = request.deployments[name]
+    changed = deployment.model_copy(update={"engine": deployment.engine.model_copy(update=engine)})
+    request = request.model_copy(update={"deployments": {name: changed}})
+    own = {"probe_digest": probe_digest(request, changed), "launch": launch_of(request, changed)}
+    for record in records:
+        record.update(json.loads(json.dumps(own)))
+        for each in record["workers"]:
+            each["settings"] |= engine
+    return request
+
+
+PART_OF_MEMORY = {"kv_cache_memory_bytes": None, "gpu_memory_utilization": 0.9}
+"""Settings of an engine that takes what memory it finds: how many blocks that makes depends on the machine."""
+
+
+def imported(
+    name: str, change: Change = lambda data: None, both: bool = False, **engine: Any
+) -> tuple[list[str], Profile | None]:
     """Diagnostics of both phases' records after a change of the prefill one, or of `both`; without any, the profile."""
     request, data = request_of(name), both_phases(name)
+    if engine:
+        request = asking(request, name, data, **engine)
     for record in data if both else data[:1]:
         change(record)
     records = [parse(ProbeRecord, record, name) for record in data]
@@ -112,7 +136,12 @@ LAYER = "model.layers.0.self_attn.attn"
         (scheduler(attempt_id="other"), "prefill: scheduler dp0: attempt_id: expected"),
         (worker(unresolved_fields=["cache.x"]), "prefill: worker dp0 tp0 pp0: unresolved_fields: expected none"),
         (scheduler(unresolved_fields=["x"]), "prefill: scheduler dp0: unresolved_fields: expected none"),
-        (lambda d: set_attempt(d, "d" * 32), "attempt_id: expected one of each phase's launch"),
+        (
+            lambda d: set_attempt(d, "d" * 32),
+            f"attempt_id: expected one of each phase's launch, found '{'d' * 32}' 2 times",
+        ),
+        (lambda d: set_attempt(d, ""), "prefill: attempt_id: expected 32 hexadecimal digits, found ''"),
+        (lambda d: set_attempt(d, "D" * 32), "prefill: attempt_id: expected 32 hexadecimal digits, found 'DD"),
         (
             lambda d: d["workers"][0]["runtime"].update(torch_version="2.13.1"),
             "prefill: scheduler dp0: runtime: expected that of worker dp0 tp0 pp0",
@@ -179,14 +208,63 @@ def resized(index: int, blocks: int) -> Change:
 
 
 def test_capacity_is_the_smallest_and_the_count_is_no_geometry():
-    diagnostics, profile = imported("dense", resized(0, 512))
+    diagnostics, profile = imported("dense", resized(0, 512), **PART_OF_MEMORY)
     assert diagnostics == []
+    assert (profile.kv_cache_memory_bytes, profile.gpu_memory_utilization) == (None, 0.9)
     assert (profile.free_blocks, profile.kv_cache_bytes) == (511, 511 * 256 * 1024)
+
+
+def test_a_pool_of_as_many_bytes_as_were_asked_for():
+    diagnostics, profile = imported("dense", resized(0, 512), both=True, kv_cache_memory_bytes=128 * MIB)
+    assert diagnostics == []
+    assert (profile.free_blocks, profile.kv_cache_memory_bytes) == (511, 128 * MIB)
+
+
+@pytest.mark.parametrize("blocks", [60_000, 1025, 1023, 33])
+def test_a_pool_of_other_bytes_than_were_asked_for(blocks: int):
+    """256 MiB are 1,024 blocks of 256 KiB, however well the records of another pool fit together."""
+    diagnostics, _ = imported("dense", resized(0, blocks), both=True)
+    of = "268435456 bytes in blocks of 262144, worker dp0 tp0 pp0"
+    line = f"scheduler dp0: num_blocks: expected 1024 ({of}), found {blocks}"
+    assert diagnostics == [f"prefill: {line}", f"decode: {line}"]
+
+
+def test_a_part_of_the_memory_is_no_more_than_that():
+    blocks = 10**6  # 244 GiB
+
+    def change(data: dict[str, Any]) -> None:
+        resized(0, blocks)(data)
+        data["workers"][0]["hardware"]["total_memory_bytes"] = 280_000_000_000
+
+    diagnostics, _ = imported("dense", change, both=True, **PART_OF_MEMORY)
+    wanted = "at most 252000000000 (0.9 of 280000000000 bytes)"
+    line = f"worker dp0 tp0 pp0: cache.storages (bytes): expected {wanted}, found {blocks * 262_144}"
+    assert diagnostics == [f"prefill: {line}", f"decode: {line}"]
+
+
+def test_a_pool_in_which_the_longest_request_does_not_fit():
+    """The engine does not start with it: 32 blocks of 128 tokens beside the null block hold 4,096 tokens."""
+    assert imported("dense", resized(0, 33), both=True, **PART_OF_MEMORY)[0] == []
+    diagnostics, _ = imported("dense", resized(0, 32), both=True, **PART_OF_MEMORY)
+    line = "scheduler dp0: initial_free_blocks: expected at least the 32 of a request of 4096 tokens, found 31"
+    assert diagnostics == [f"prefill: {line}", f"decode: {line}"]
+
+
+def test_what_no_profile_can_hold_is_refused_in_a_line():
+    request, data = request_of("dense"), both_phases("dense")
+    data[0]["schedulers"][0]["initial_free_blocks"] = 0
+    records = [parse(ProbeRecord, record, "dense") for record in data]
+    with pytest.raises(Refusal, match=r"^free_blocks: expected greater than or equal to 1, found 0: probe records$"):
+        build_profile(request, request.deployments["dense"], records, {})
+    data[0]["workers"][0]["cache"]["groups"][0]["layer_specs"][LAYER]["spec_type"] = "RSWASpec"
+    records = [parse(ProbeRecord, record, "dense") for record in data]
+    with pytest.raises(Refusal, match=r"^cache\.groups: .*unsupported runtime cache spec RSWASpec, which .*: probe"):
+        build_profile(request, request.deployments["dense"], records, {})
 
 
 def test_ranks_size_their_caches_independently_and_the_smaller_counts():
     """vllm#46106: replicas thousands of blocks apart, all else equal."""
-    diagnostics, profile = imported("data", resized(1, 351), both=True)
+    diagnostics, profile = imported("data", resized(1, 351), both=True, **PART_OF_MEMORY)
     assert diagnostics == []
     assert profile.free_blocks == 350
 
@@ -242,7 +320,7 @@ def test_a_record_that_cannot_be_is_refused_when_it_is_read(change: Change):
 def import_script(folder: Path, *records: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "workflow/scripts/import_profile.py", "--campaign", str(DEMO), "--deployment", "dense"]
     command += ["--output", str(folder / "dense.json"), *map(str, records)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
 
 
 def test_the_profile_names_its_records_and_a_later_success_takes_the_diagnostics_away(tmp_path: Path):
@@ -265,6 +343,42 @@ def test_the_profile_names_its_records_and_a_later_success_takes_the_diagnostics
     assert not (tmp_path / "dense.diagnostics.json").exists()
     profile = json.loads((tmp_path / "dense.json").read_text())
     assert sorted(profile["probe_records_sha256"]) == ["decode.json", "prefill.json"]
+
+
+def test_the_attempt_that_stands_twice_is_the_one_that_is_named():
+    request, data = request_of("dense"), both_phases("dense")
+    first, second, third = (copy.deepcopy(record) for record in (*data, data[1]))
+    records = [parse(ProbeRecord, record, "dense") for record in (first, second, third)]
+    found = diagnose(request, request.deployments["dense"], records)
+    twice = [line for line in found if "expected one of each phase's launch" in line]
+    assert twice == [f"attempt_id: expected one of each phase's launch, found '{'d' * 32}' 2 times"]
+
+
+def test_the_bytes_that_are_diagnosed_are_those_of_the_digest(tmp_path: Path):
+    """What comes out of a pipe is there to be read once."""
+    written = {}
+    for record in both_phases("dense"):
+        file = tmp_path / f"{record['phase']}.json"
+        written[file] = json.dumps(record).encode()
+        os.mkfifo(file)
+        threading.Thread(target=file.write_bytes, args=(written[file],), daemon=True).start()
+    done = import_script(tmp_path, *written)
+    assert (done.returncode, done.stderr) == (0, "")
+    digests = {file.name: hashlib.sha256(data).hexdigest() for file, data in written.items()}
+    assert json.loads((tmp_path / "dense.json").read_text())["probe_records_sha256"] == digests
+
+
+def test_two_records_of_one_name_are_refused(tmp_path: Path):
+    files = []
+    for record in both_phases("dense"):
+        file = tmp_path / record["phase"] / "record.json"
+        file.parent.mkdir()
+        file.write_text(json.dumps(record))
+        files.append(file)
+    done = import_script(tmp_path, *files)
+    assert done.returncode == REFUSED
+    assert done.stderr == f"refused: probe records: expected files of different names, found 2 of one: {files[0]}\n"
+    assert not (tmp_path / "dense.json").exists()
 
 
 @pytest.mark.parametrize("name", CAMPAIGNS)

@@ -11,7 +11,7 @@ from schemas.canonical import read_model
 from schemas.observation import ProbeRecord, SchedulerRecord, WorkerRecord
 
 from cache_groups import profile_groups
-from import_profile import pool_page_bytes
+from spec_pages import pool_page_bytes
 
 ROOT = Path(__file__).parents[2]
 FIXTURES = ROOT / "tests" / "fixtures" / "probes"

@@ -136,6 +136,11 @@ def pool_block_bytes(cache: CacheMemory) -> int:
     return max(sum(round_up(page, alignment) for page, alignment in pages) for pages in groups)
 
 
+def pool_page_bytes(cache: CacheMemory) -> int:
+    """Bytes of one block of the pool, as it was allocated: every group's page fills it."""
+    return sum(storage.size_bytes for storage in cache.storages) // cache.num_blocks
+
+
 def specs_of(cache: CacheMemory) -> set[LayerSpec]:
     """The distinct specs of all layers: there are few of them."""
     return {spec for group in cache.groups for spec in group.layer_specs.values()}
