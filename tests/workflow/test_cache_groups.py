@@ -597,6 +597,14 @@ def test_another_pool_than_the_bytes_that_were_asked_for(deployment, bytes_, blo
     ]
 
 
+def test_a_cache_without_specs_has_no_size_to_compare(deployment):
+    def emptied(worker: dict, scheduler: dict) -> None:
+        for group in worker["cache"]["groups"]:
+            group["layer_specs"] = {}
+
+    assert f"{WORKER}: cache.storages (bytes): expected 0, found 185139609600" in findings(deployment, emptied)
+
+
 def test_the_worker_with_the_fewest_bytes_decides_for_its_rank(deployment):
     """`get_kv_cache_configs` gives every worker of an engine the smallest one's blocks."""
     workers = [json.loads(json.dumps(glm.worker(rank))) | {"attempt_id": "a"} for rank in range(2)]

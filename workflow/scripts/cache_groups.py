@@ -248,8 +248,8 @@ def _size_findings(workers: Sequence[WorkerRecord], scheduler: SchedulerRecord) 
             block = pool_block_bytes(worker.cache)
         except ValueError:
             return  # `_worker_findings` says why
-        if budget is None:
-            return  # `_budget_findings` says so where there must be one
+        if budget is None or not block:
+            return  # `_budget_findings` and `_layer_findings` say so
         held.append((budget // block, f"{budget} bytes in blocks of {block}, {worker.label}"))
     for blocks, of in sorted(held)[:1]:
         if blocks != scheduler.num_blocks:
