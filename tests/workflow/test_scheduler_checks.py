@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from process_records import ROOT, attention_spec, dense_scheduler, glm_scheduler, group
+from process_records import MODELLED_LAUNCH, ROOT, attention_spec, dense_scheduler, glm_scheduler, group
 
 from producer.resolving import read_campaign, resolve
 from schemas.canonical import parse
@@ -43,6 +43,10 @@ def dense_launch(setting: str, value: Any) -> list[str]:
 
 def glm(**change: Any) -> list[str]:
     return findings("glm-5.3-flash-gb300-tp4", "tp4", glm_scheduler() | change)
+
+
+def glm_launch(setting: str, value: Any) -> list[str]:
+    return glm(launch=glm_scheduler()["launch"] | {setting: value})
 
 
 def test_records_as_they_should_be_leave_no_doubt():
@@ -101,7 +105,8 @@ def test_each_doubt_about_a_scheduler_names_the_field_and_both_values(field: str
         ("vllm_config.diffusion_config", "x", None),
         ("num_lookahead_tokens", 1, 0),
         ("use_eagle_block_drop", True, False),
-        ("num_hash_lookahead_tokens", 1, 0),
+        ("num_hash_lookahead_tokens", 1, "absent in 0.32.0"),
+        ("num_hash_lookahead_tokens", 0, "absent in 0.32.0"),
         ("mamba_partial_cache_hit", True, False),
         ("prefix_replay_tokens", 128, 0),
         ("cache_config.enable_mamba_shared_prefix_checkpoint", True, False),
@@ -128,6 +133,25 @@ def test_each_doubt_about_a_scheduler_names_the_field_and_both_values(field: str
 )
 def test_a_setting_that_no_rule_describes_is_a_finding_by_name_and_value(setting: str, value: Any, expected: Any):
     assert dense_launch(setting, value) == [f"launch.{setting}: expected {expected}, found {value}"]
+
+
+BELOW_A_PART = {
+    "vllm_config.offload_config.uva.cpu_offload_gb",
+    "vllm_config.offload_config.prefetch.offload_group_size",
+    "vllm_config.engram_config.cpu_offload",
+}
+
+
+@pytest.mark.parametrize("setting", MODELLED_LAUNCH)
+@pytest.mark.parametrize("version", ["0.32.0", "0.33.0"])
+def test_only_what_an_engine_may_not_have_is_absent(version: str, setting: str):
+    found = dense_launch(setting, "absent") if version == "0.32.0" else glm_launch(setting, "absent")
+    lines = [line for line in found if line.startswith(f"launch.{setting}: expected ")]
+    if setting in BELOW_A_PART or (version, setting) == ("0.32.0", "num_hash_lookahead_tokens"):
+        assert found == []
+    else:
+        assert lines
+        assert all(line.endswith(", found absent") for line in lines)
 
 
 @pytest.mark.parametrize("setting", ["cache_config.enable_prefix_caching", "scheduler_config.enable_chunked_prefill"])

@@ -7,10 +7,11 @@ from collections.abc import Iterator
 from math import gcd, lcm
 
 from producer.adapters import adapter_of
-from producer.launch_checks import MODELLED, unmodelled
+from producer.launch_checks import MODELLED
 from schemas.observation import CacheGroup, SchedulerRecord
 from schemas.request import Request, ResolvedDeployment
 
+from launch_settings import block_doubts, setting_doubts
 from model_checks import differ
 from worker_checks import chunk_findings, runtime_findings, step_tokens
 
@@ -18,9 +19,6 @@ CHUNKED = "scheduler_config.enable_chunked_prefill"
 
 MAY_BE_OFF = ("cache_config.enable_prefix_caching", CHUNKED)
 """Settings that a platform may switch off (MLA on the CPU): the profile says so, and planning refuses it."""
-
-GIGABYTES = "vllm_config.offload_config.uva.cpu_offload_gb"
-"""The one number of `MODELLED` that releases hold as an integer or a float."""
 
 BLOCK_FACTS = ("block_size", "cache_config.block_size", "hash_block_size", "recurrent_block_sizes")
 """What `launch` says of blocks, beside the settings of `MODELLED`."""
@@ -48,7 +46,7 @@ def hashed_blocks(groups: tuple[CacheGroup, ...]) -> list[int]:
     ]
 
 
-def launch_findings(scheduler: SchedulerRecord) -> Iterator[str]:
+def launch_findings(version: str, scheduler: SchedulerRecord) -> Iterator[str]:
     """Nothing that no rule of the planner describes; and the facts are those of the record itself."""
     launch = scheduler.launch
     known = {*MODELLED, *BLOCK_FACTS}
@@ -57,15 +55,12 @@ def launch_findings(scheduler: SchedulerRecord) -> Iterator[str]:
         yield f"launch.{name}: expected {expected}, found {found}"
     if known - launch.keys():
         return
+    doubts = list(setting_doubts(version, launch))
     if isinstance(launch["recurrent_block_sizes"], tuple):  # what else it is, is said below
-        for setting, modelled, found in unmodelled(launch):
-            if setting not in MAY_BE_OFF or not isinstance(found, bool):
-                yield f"launch.{setting}: expected {modelled}, found {found}"
-    for setting, modelled in MODELLED.items():
-        found = launch[setting]
-        types = (int, float) if setting == GIGABYTES else (type(modelled),)
-        if found == modelled and type(found) not in types:
-            yield f"launch.{setting}: expected {modelled}, found {found}"
+        doubts += block_doubts(launch)
+    for setting, expected, found in doubts:
+        if setting not in MAY_BE_OFF or found is not False:
+            yield f"launch.{setting}: expected {expected}, found {found}"
     own = {
         "block_size": scheduler.block_size,
         "cache_config.block_size": scheduler.block_size,
@@ -119,7 +114,7 @@ def scheduler_findings(request: Request, deployment: ResolvedDeployment, schedul
     if scheduler.unresolved_fields:
         yield f"unresolved_fields: expected none, found {', '.join(scheduler.unresolved_fields)}"
     yield from runtime_findings(adapter_of(request.runtime_backend_version, "request"), scheduler.runtime)
-    yield from launch_findings(scheduler)
+    yield from launch_findings(request.runtime_backend_version, scheduler)
     yield from block_findings(scheduler)
     chunked = scheduler.launch.get(CHUNKED) is not False
     for line in chunk_findings(request, scheduler.enable_prefix_caching, chunked):

@@ -9,11 +9,12 @@ from typing import Any, NamedTuple
 from producer.adapters import GROUP_KINDS
 from producer.engine import THREAD_SETTINGS
 from producer.journal import Journal
-from producer.launch_checks import ABSENT, MODELLED, ONLY_IN_LATER_RELEASES, unmodelled
+from producer.launch_checks import ABSENT, MODELLED
 from producer.record import RECURRENT
 from schemas.journal import RankSession, SessionLine
 from schemas.plan import FrozenCell
 
+from launch_settings import block_doubts, setting_doubts
 from rank_checks import same
 from worker_checks import CACHE_DTYPES
 
@@ -210,25 +211,9 @@ def check_launch(field: str, cell: FrozenCell, launch: Any) -> Iterator[str]:
     yield from found
     if found:
         return
-    for path, modelled, value in unmodelled(launch):
-        yield f"{field}.{path}: expected {modelled}, found {value}"
     version = cell.identity.runtime_backend_version
-    for path, modelled in MODELLED.items():
-        value = launch[path]
-        # Parts of the launch that an engine may not have are below `vllm_config`.
-        optional = path.startswith("vllm_config.") and path.count(".") > 1
-        if path in ONLY_IN_LATER_RELEASES and is_earlier(version, ONLY_IN_LATER_RELEASES[path]):
-            if value != ABSENT:
-                yield f"{field}.{path}: expected {ABSENT} in {version}, found {value}"
-        elif value == ABSENT and not optional:
-            yield f"{field}.{path}: expected {modelled}, found {value}"
-        elif value != ABSENT and isinstance(value, bool) != isinstance(modelled, bool):
-            yield f"{field}.{path}: expected {modelled}, found {value}"  # True is 1
-
-
-def is_earlier(version: str, release: str) -> bool:
-    """Whether a qualified version is before a release."""
-    return [int(number) for number in version.split(".")] < [int(number) for number in release.split(".")]
+    for path, expected, value in (*setting_doubts(version, launch), *block_doubts(launch)):
+        yield f"{field}.{path}: expected {expected}, found {value}"
 
 
 def check_serving(field: str, cell: FrozenCell, engine: dict[str, Any]) -> Iterator[str]:
