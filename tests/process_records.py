@@ -77,7 +77,7 @@ def mamba_spec(block: int, page: int, **more: Any) -> dict[str, Any]:
         "dcp_sharded": False,
         "shapes": [[3, 512], [4, 64, 64]],
         "dtypes": ["bfloat16", "float32"],
-        "mamba_type": "gdn_attention",
+        "mamba_type": "GDN_ATTN",
         "mamba_cache_mode": "align",
         "num_speculative_blocks": 0,
     } | more
@@ -226,7 +226,7 @@ GLM_PAGE = 13_516_800
 
 
 def glm_groups() -> list[dict[str, Any]]:
-    mamba = mamba_spec(2176, GLM_PAGE, mamba_type="kda", num_prefill_checkpoint_blocks=1)
+    mamba = mamba_spec(2176, GLM_PAGE, num_prefill_checkpoint_blocks=1)
     tail = attention_spec(4, GLM_PAGE, spec_type="CircularBufferSpec")
     attention = attention_spec(2176, GLM_PAGE, spec_type="MLAAttentionSpec", dtype="uint8")
     return [group(["kda"], mamba, 3), group(["mla"], attention, 482), group(["tail"], tail, 1)]
