@@ -502,8 +502,17 @@ def glm_launch(attempt: str) -> dict[str, Any]:
 
 def declared_findings(*launches: dict[str, Any]) -> list[str]:
     profile = read_declared(DECLARED)
-    change = {"topology": {"tp": 4, "moe_tp": 4}, "runtime_backend_version": "0.33.0", "phase": "decode"}
-    cell = frozen_cell(probe_digest=digest(profile), precision={"kv_cache": "fp8"}, **change)
+    cell = frozen_cell(
+        probe_digest=digest(profile),
+        phase="decode",
+        runtime_backend_version="0.33.0",
+        parallel_strategy="pure_tp",
+        topology={"tp": 4, "moe_tp": 4},
+        precision={"gemm": "fp8_block", "moe": "fp8_block", "fmha": "fp8", "kv_cache": "fp8"},
+        limits={"max_num_tokens": 8192, "max_batch_size": 32, "max_model_len": 1_048_576},
+        engine={"gpu_memory_utilization": 0.9, "mamba_cache_mode": "align"},
+        environment={"OMP_NUM_THREADS": "1"},
+    )
     sessions = tuple(
         msgspec.structs.replace(
             session_of(launch, number),
@@ -605,8 +614,113 @@ def test_more_blocks_than_declared_are_as_good(monkeypatch: pytest.MonkeyPatch):
 def test_what_a_declared_profile_does_not_say_is_the_same_in_every_start():
     second = glm_launch("two")
     second["workers"][2]["settings"]["moe_backend"] = "triton"
-    line = "session 2 worker dp0 tp2 pp0: settings.moe_backend: expected 'auto' of session 1, found 'triton'"
-    assert declared_findings(glm_launch("one"), second) == [line]
+    where = "session 2 worker dp0 tp2 pp0: settings.moe_backend: expected "
+    assert declared_findings(glm_launch("one"), second) == [
+        f"{where}auto, found triton",
+        f"{where}'auto' of session 1, found 'triton'",
+    ]
+
+
+def in_settings(**change: Any) -> Change:
+    return worker(lambda own: own["settings"].update(change), 0)
+
+
+def in_both(**change: Any) -> Change:
+    """Graphs of the first worker, before and after its backends had their say."""
+
+    def changed(own: dict[str, Any]) -> None:
+        for name in ("initial_compilation", "compilation"):
+            own["settings"][name].update(change)
+
+    return worker(changed, 0)
+
+
+def in_launch(setting: str, value: Any) -> Change:
+    return scheduler(lambda own: own["launch"].update({setting: value}))
+
+
+W, S = "worker dp0 tp0 pp0: ", "scheduler dp0: "
+OTHERWISE: list[tuple[Change, str]] = [
+    (in_settings(speculative_config="eagle"), f"{W}settings.speculative_config: expected None, found eagle"),
+    (in_settings(kv_transfer_config="nixl"), f"{W}settings.kv_transfer_config: expected None, found nixl"),
+    (in_settings(cpu_offload_gb=4.0), f"{W}settings.cpu_offload_gb: expected 0.0, found 4.0"),
+    (in_settings(cache_dtype="auto"), f"{W}settings.cache_dtype: expected one of ('fp8', 'fp8_e4m3'), found 'auto'"),
+    (in_settings(tensor_parallel_size=8), f"{W}settings.tensor_parallel_size: expected 4, found 8"),
+    (in_settings(enable_expert_parallel=True), f"{W}expert axes (moe_tp, moe_ep): expected (4, 1), found (1, 4)"),
+    (in_settings(enforce_eager=True), f"{W}settings.enforce_eager: expected False, found True"),
+    (in_settings(async_scheduling=True), f"{W}settings.async_scheduling: expected False, found True"),
+    (in_settings(enable_chunked_prefill=False), f"{W}settings.enable_chunked_prefill: expected True, found False"),
+    (in_settings(enable_eplb=True), f"{W}settings.enable_eplb: expected False, found True"),
+    (
+        in_both(cudagraph_mode="FULL"),
+        f"{W}settings.initial_compilation.cudagraph_mode: expected FULL_AND_PIECEWISE, found FULL",
+    ),
+    (
+        worker(lambda own: own["model"].pop("quantization"), 0),
+        f"{W}model.quantization: expected the method of quantization_config, found None",
+    ),
+    (
+        worker(lambda own: own["model"].update(quantization="awq"), 0),
+        f"{W}model.quantization: expected the method of quantization_config, found awq",
+    ),
+    (
+        worker(lambda own: own["model"].pop("quantization_config"), 0),
+        f"{W}model.quantization_config: expected a block of labels fp8_block, fp8_block, found none",
+    ),
+    (
+        worker(lambda own: own["model"].update(dtype="float16"), 0),
+        f"{W}model.dtype: expected bfloat16, found float16",
+    ),
+    (
+        worker(lambda own: own["model"].update(load_format="dummy"), 0),
+        f"{W}model.load_format: expected auto, found dummy",
+    ),
+    (
+        worker(lambda own: own["hardware"].update(device_type="cpu"), 0),
+        f"{W}hardware.device_type: expected cuda, found cpu",
+    ),
+    (
+        in_launch("scheduler_config.policy", "priority"),
+        f"{S}launch.scheduler_config.policy: expected fcfs, found priority",
+    ),
+    (
+        in_launch("scheduler_config.policy", "absent"),
+        f"{S}launch.scheduler_config.policy: expected fcfs, found absent",
+    ),
+    (
+        in_launch("scheduler_config.enable_chunked_prefill", False),
+        f"{S}launch.scheduler_config.enable_chunked_prefill: expected True, found False",
+    ),
+    (
+        scheduler(lambda own: own.update(coordinator="UnitaryKVCacheCoordinator")),
+        f"{S}coordinator: expected HybridKVCacheCoordinator, found UnitaryKVCacheCoordinator",
+    ),
+    (scheduler(lambda own: own.update(watermark_blocks=7)), f"{S}watermark_blocks: expected 0, found 7"),
+]
+
+
+@pytest.mark.parametrize(("change", "line"), OTHERWISE, ids=[line.split(": expected")[0] for _, line in OTHERWISE])
+def test_a_launch_on_a_declared_profile_is_the_cells(change: Change, line: str):
+    launch = glm_launch("one")
+    change(launch)
+    assert f"session 1 {line}" in declared_findings(launch)
+
+
+def test_threads_are_those_that_the_cell_fixes():
+    launch = glm_launch("one")
+    launch["workers"][2]["hardware"]["threads"] = 9
+    line = "session 1 worker dp0 tp2 pp0: hardware.threads: expected 1 of the campaign's environment, found 9"
+    assert declared_findings(launch) == [line]
+
+
+@pytest.mark.parametrize(("environment", "fixed"), [({"VLLM_CPU_OMP_THREADS_BIND": "0|1"}, True), ({}, False)])
+def test_threads_of_an_imported_profiles_cell_too(environment: dict[str, str], fixed: bool):
+    record, other = recorded("tensor"), relaunched(recorded("tensor"), "one")
+    other["workers"][1]["hardware"]["threads"] = 9
+    cell = frozen_cell(topology={"tp": 2}, phase=record["phase"], environment=environment)
+    found = list(binding_findings(cell, accepted(record), Journal((session_of(other),))))
+    line = "session 1 worker dp0 tp1 pp0: hardware.threads: expected 1 of the campaign's environment, found 9"
+    assert found == ([line] if fixed else [])
 
 
 # The whole judge

@@ -14,15 +14,24 @@ from schemas.canonical import Strict, digest, parse, read_bytes, read_model, sha
 from schemas.errors import Refusal
 from schemas.journal import RankSession, SessionLine
 from schemas.observation import ProbeRecord, SchedulerRecord, WorkerRecord
-from schemas.plan import FrozenCell
+from schemas.plan import CellIdentity, FrozenCell
 from schemas.profile import Profile
 
 from cache_groups import group_findings, memory_findings, profile_groups
 from cache_placement import placement_findings
 from import_profile import pool_page_bytes
+from model_checks import differ, loading_findings, method_findings
 from record_differences import Difference, differences, scheduler_differences, worker_differences
 from runtime_compatibility import look_up
-from worker_checks import runtime_findings
+from scheduler_checks import MAY_BE_OFF, scheduling_findings
+from worker_checks import (
+    device_findings,
+    graph_findings,
+    recurrent_findings,
+    runtime_findings,
+    settings_findings,
+    thread_findings,
+)
 
 Record = WorkerRecord | SchedulerRecord
 PROBE, PROFILE = "the accepted probe", "the accepted profile"
@@ -161,6 +170,32 @@ def process_findings(adapter: Adapter, record: Record) -> Iterator[str]:
         yield from placement_findings(record.cache)
 
 
+def declared_findings(identity: CellIdentity, record: Record) -> Iterator[str]:
+    """What a process of a cell on a declared profile says otherwise than the cell's launch: no probe was compared.
+
+    Which layers are experts or quantized stands in the model's config; of it, the cell has its strategy and its labels.
+    """
+    version, device = identity.runtime_backend_version, adapter_of(identity.runtime_backend_version, "cell").device
+    if isinstance(record, SchedulerRecord):
+        yield from scheduling_findings(version, identity, record)
+        # Planning refuses a profile without them.
+        for setting in MAY_BE_OFF:
+            if record.launch.get(setting) is False:
+                yield f"launch.{setting}: expected True, found False"
+        return
+    experts = identity.parallel_strategy not in ("single", "tp")
+    yield from settings_findings(device, identity, experts, record.settings)
+    yield from graph_findings(device, identity, record.settings)
+    yield from recurrent_findings(record)
+    yield from device_findings(device, record)
+    yield from loading_findings(identity, record.model)
+    yield from method_findings(identity, record.model)
+    sidecar = identity.model_sidecar_sha256
+    yield from differ({"model.sidecar_sha256": (sidecar, record.model.sidecar_sha256)})
+    if not record.settings.enable_chunked_prefill:
+        yield "settings.enable_chunked_prefill: expected True, found False"
+
+
 def capacity_findings(profile: Profile, records: RankRecords) -> Iterator[str]:
     """No process of a rank has fewer blocks than were planned with."""
     scheduler, free = records.scheduler, profile.free_blocks
@@ -227,7 +262,7 @@ def profile_differences(profile: Profile, record: Record) -> Iterator[Difference
 
 
 def session_findings(
-    cell: FrozenCell, profile: Profile, session: SessionLine, launch: Mapping[int, RankRecords]
+    cell: FrozenCell, accepted: Accepted, session: SessionLine, launch: Mapping[int, RankRecords]
 ) -> Iterator[str]:
     """What stands against the records of one engine start by themselves, and beside the capacity that was planned."""
     adapter = adapter_of(cell.identity.runtime_backend_version, cell.name)
@@ -235,9 +270,14 @@ def session_findings(
         yield from rank_findings(cell.identity.topology.tp, rank, session.ranks[rank], records)
         pool = memory_findings(cell.identity, records.workers, records.scheduler)
         yield from (f"{records.scheduler.label}: {line}" for line in pool)
-        yield from capacity_findings(profile, records)
+        yield from capacity_findings(accepted.profile, records)
         for record in records.all:
-            yield from (f"{record.label}: {line}" for line in process_findings(adapter, record))
+            lines = [*process_findings(adapter, record)]
+            if isinstance(record, WorkerRecord):
+                lines += thread_findings(adapter.device, cell.identity.environment, record)
+            if accepted.record is None:
+                lines += declared_findings(cell.identity, record)
+            yield from (f"{record.label}: {line}" for line in lines)
 
 
 def binding_findings(cell: FrozenCell, accepted: Accepted, journal: Journal) -> Iterator[str]:
@@ -253,7 +293,7 @@ def binding_findings(cell: FrozenCell, accepted: Accepted, journal: Journal) -> 
         where = f"session {session.session}"
         launch, found = read_launch(session)
         records = [record for of_rank in launch.values() for record in of_rank.all]
-        found += [*session_findings(cell, profile, session, launch), *attempt_findings(records, known)]
+        found += [*session_findings(cell, accepted, session, launch), *attempt_findings(records, known)]
         if probe is None:
             found += profile_findings(profile, records)
         if reference:

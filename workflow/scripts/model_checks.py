@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from producer.engine import Launch
 from producer.resolving import LEAST_WEIGHT_BYTES
 from schemas.errors import Refusal
 from schemas.model_config import text_settings
@@ -23,22 +24,48 @@ def differ(pairs: Mapping[str, tuple[Any, Any]]) -> Iterator[str]:
             yield f"{field}: expected {expected}, found {found}"
 
 
+def loading_findings(launch: Launch, model: LoadedModel) -> Iterator[str]:
+    """How every engine is told to load (producer/engine.py `engine_arguments`), and that labels are of a method."""
+    yield from differ(
+        {
+            "model.revision": (None, model.revision),  # a checkpoint is a folder: none is handed over
+            "model.dtype": ("bfloat16", model.dtype),
+            "model.load_format": (launch.engine.load_format, model.load_format),
+        }
+    )
+
+
+def method_findings(launch: Launch, model: LoadedModel) -> Iterator[str]:
+    """What the labels alone say of the quantization: whether there is one, and by which method of which block."""
+    labels = (launch.precision.gemm, launch.precision.moe)
+    block, method = model.quantization_config, model.quantization
+    if all(label == "bfloat16" for label in labels):
+        return
+    if block is None:
+        yield f"model.quantization_config: expected a block of labels {', '.join(labels)}, found none"
+    if method is None or (block is not None and method not in _engine_methods(block.get("quant_method"))):
+        yield f"model.quantization: expected the method of quantization_config, found {method}"
+
+
+def _engine_methods(declared: object) -> tuple[str, ...]:
+    """What vLLM may call the method that a block declares; ModelOpt's blocks may declare none."""
+    method = str(declared or "modelopt")
+    return ENGINE_METHODS.get(method, (method,))
+
+
 def model_findings(deployment: ResolvedDeployment, worker: WorkerRecord) -> Iterator[str]:
     """The model that the deployment names, in the dtype that every engine is launched with."""
     model, config = worker.model, deployment.config
     yield from differ(
         {
             "model.model": (deployment.model, model.model),
-            # A checkpoint is a folder of this machine: no revision is handed over (producer/engine.py).
-            "model.revision": (None, model.revision),
             "model.config_sha256": (config.sha256, model.config_sha256),
             "model.sidecar_sha256": (config.sidecar_sha256, model.sidecar_sha256),
             "model.architectures": (config.architecture, next(iter(model.architectures), None)),
             "model.model_type": (config.model_type, model.model_type),
-            "model.dtype": ("bfloat16", model.dtype),
-            "model.load_format": (deployment.engine.load_format, model.load_format),
         }
     )
+    yield from loading_findings(deployment, model)
     if len(set(model.architectures)) < len(model.architectures):
         yield f"model.architectures: expected each once, found {model.architectures}"
     memory = worker.hardware.total_memory_bytes

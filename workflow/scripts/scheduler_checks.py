@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from math import gcd, lcm
 
 from producer.adapters import adapter_of
+from producer.engine import Launch
 from producer.launch_checks import MODELLED
 from schemas.observation import CacheGroup, SchedulerRecord
 from schemas.request import Request, ResolvedDeployment
@@ -101,12 +102,38 @@ def expected_coordinator(scheduler: SchedulerRecord) -> str:
     return "UnitaryKVCacheCoordinator" if len(scheduler.groups) == 1 else "HybridKVCacheCoordinator"
 
 
-def mamba_modes(deployment: ResolvedDeployment, scheduler: SchedulerRecord) -> tuple[str, ...]:
+def mamba_modes(launch: Launch, scheduler: SchedulerRecord) -> tuple[str, ...]:
     """The mode that the engine makes of prefix caching where there is recurrent state (0.32.0 and 0.33.0,
     model_executor/models/config.py `MambaModelConfig`); elsewhere none, or what was asked for (0.32.0 alone)."""
     if recurrent_blocks(scheduler.groups):
         return ("align",) if scheduler.enable_prefix_caching else ("none",)
-    return ("none", *filter(None, [deployment.engine.mamba_cache_mode]))
+    return ("none", *filter(None, [launch.engine.mamba_cache_mode]))
+
+
+def scheduling_findings(version: str, launch: Launch, scheduler: SchedulerRecord) -> Iterator[str]:
+    """Settings, limits and blocks of one scheduler against its launch, on the engine of a version."""
+    device, limits = adapter_of(version, "launch").device, launch.limits
+    yield from launch_findings(version, scheduler)
+    yield from block_findings(scheduler)
+    chunked = scheduler.launch.get(CHUNKED) is not False
+    for line in chunk_findings(device, scheduler.enable_prefix_caching, chunked):
+        yield f"launch.{CHUNKED}: {line}"
+    yield from differ(
+        {
+            "coordinator": (expected_coordinator(scheduler), scheduler.coordinator),
+            "permanent_reserved_block_ids": ((NULL_BLOCK,), scheduler.permanent_reserved_block_ids),
+            "watermark_blocks": (0, scheduler.watermark_blocks),
+            "max_num_scheduled_tokens": (step_tokens(device, limits, chunked), scheduler.max_num_scheduled_tokens),
+            "max_num_running_reqs": (limits.max_batch_size, scheduler.max_num_running_reqs),
+            "max_model_len": (limits.max_model_len, scheduler.max_model_len),
+        }
+    )
+    modes = mamba_modes(launch, scheduler)
+    if scheduler.mamba_cache_mode not in modes:
+        yield f"mamba_cache_mode: expected {' or '.join(modes)}, found {scheduler.mamba_cache_mode}"
+    if scheduler.max_concurrency < 1:
+        found = scheduler.max_concurrency
+        yield f"max_concurrency: expected room for one request of {limits.max_model_len} tokens, found {found}"
 
 
 def scheduler_findings(request: Request, deployment: ResolvedDeployment, scheduler: SchedulerRecord) -> Iterator[str]:
@@ -114,28 +141,4 @@ def scheduler_findings(request: Request, deployment: ResolvedDeployment, schedul
     if scheduler.unresolved_fields:
         yield f"unresolved_fields: expected none, found {', '.join(scheduler.unresolved_fields)}"
     yield from runtime_findings(adapter_of(request.runtime_backend_version, "request"), scheduler.runtime)
-    yield from launch_findings(request.runtime_backend_version, scheduler)
-    yield from block_findings(scheduler)
-    chunked = scheduler.launch.get(CHUNKED) is not False
-    for line in chunk_findings(request, scheduler.enable_prefix_caching, chunked):
-        yield f"launch.{CHUNKED}: {line}"
-    limits = deployment.limits
-    yield from differ(
-        {
-            "coordinator": (expected_coordinator(scheduler), scheduler.coordinator),
-            "permanent_reserved_block_ids": ((NULL_BLOCK,), scheduler.permanent_reserved_block_ids),
-            "watermark_blocks": (0, scheduler.watermark_blocks),
-            "max_num_scheduled_tokens": (
-                step_tokens(request, deployment, chunked),
-                scheduler.max_num_scheduled_tokens,
-            ),
-            "max_num_running_reqs": (limits.max_batch_size, scheduler.max_num_running_reqs),
-            "max_model_len": (limits.max_model_len, scheduler.max_model_len),
-        }
-    )
-    modes = mamba_modes(deployment, scheduler)
-    if scheduler.mamba_cache_mode not in modes:
-        yield f"mamba_cache_mode: expected {' or '.join(modes)}, found {scheduler.mamba_cache_mode}"
-    if scheduler.max_concurrency < 1:
-        found = scheduler.max_concurrency
-        yield f"max_concurrency: expected room for one request of {limits.max_model_len} tokens, found {found}"
+    yield from scheduling_findings(request.runtime_backend_version, deployment, scheduler)

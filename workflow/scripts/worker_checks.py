@@ -11,6 +11,8 @@ from itertools import pairwise
 from typing import Any
 
 from producer.adapters import Adapter, adapter_of, read_pins
+from producer.engine import Launch
+from schemas.launch import Limits
 from schemas.observation import (
     CompilationSettings,
     LayerSpec,
@@ -79,27 +81,27 @@ def runtime_findings(adapter: Adapter, runtime: Runtime) -> Iterator[str]:
             yield f"runtime.source_files.{name}: expected {expected}, found {found.get(name, 'no digest')}"
 
 
-def step_tokens(request: Request, deployment: ResolvedDeployment, chunked: bool) -> int:
+def step_tokens(device: str, limits: Limits, chunked: bool) -> int:
     """Tokens of one step. The CPU platform takes chunks away from MLA, and then raises the budget to a whole request
     (0.32.0, platforms/cpu.py:511-529)."""
-    limits = deployment.limits
-    if chunked or adapter_of(request.runtime_backend_version, "request").device != "cpu":
+    if chunked or device != "cpu":
         return limits.max_num_tokens
     return max(limits.max_model_len, LEAST_STEP_WITHOUT_CHUNKS)
 
 
-def chunk_findings(request: Request, prefix_caching: bool, chunked: bool) -> Iterator[str]:
+def chunk_findings(device: str, prefix_caching: bool, chunked: bool) -> Iterator[str]:
     """The CPU platform switches both off, or none (0.32.0, platforms/cpu.py:525)."""
-    if adapter_of(request.runtime_backend_version, "request").device == "cpu" and chunked != prefix_caching:
+    if device == "cpu" and chunked != prefix_caching:
         yield f"expected {prefix_caching}, as enable_prefix_caching, found {chunked}"
 
 
-def settings_findings(request: Request, deployment: ResolvedDeployment, settings: Settings) -> Iterator[str]:
-    """Limits, memory and parallel sizes as asked for; nothing offloaded, speculated or transferred.
+def settings_findings(device: str, launch: Launch, experts: bool, settings: Settings) -> Iterator[str]:
+    """Limits, memory and parallel sizes as asked for, of a model with `experts` or without; nothing offloaded,
+    speculated or transferred.
 
     Prefix caching and chunked prefill may be off: a platform does that, and planning refuses it.
     """
-    limits, engine, topology = deployment.limits, deployment.engine, deployment.topology
+    limits, engine, topology = launch.limits, launch.engine, launch.topology
     yield from differ(
         {
             "settings.max_model_len": (limits.max_model_len, settings.max_model_len),
@@ -111,7 +113,7 @@ def settings_findings(request: Request, deployment: ResolvedDeployment, settings
             "settings.kv_cache_memory_bytes": (engine.kv_cache_memory_bytes, settings.kv_cache_memory_bytes),
             "settings.num_gpu_blocks_override": (None, settings.num_gpu_blocks_override),
             "settings.max_num_batched_tokens": (
-                step_tokens(request, deployment, settings.enable_chunked_prefill),
+                step_tokens(device, limits, settings.enable_chunked_prefill),
                 settings.max_num_batched_tokens,
             ),
             "settings.max_num_seqs": (limits.max_batch_size, settings.max_num_seqs),
@@ -122,7 +124,7 @@ def settings_findings(request: Request, deployment: ResolvedDeployment, settings
             "settings.prefill_context_parallel_size": (1, settings.prefill_context_parallel_size),
             "settings.decode_context_parallel_size": (1, settings.decode_context_parallel_size),
             "settings.enable_expert_parallel": (topology.moe_ep > 1, settings.enable_expert_parallel),
-            "expert axes (moe_tp, moe_ep)": ((topology.moe_tp, topology.moe_ep), _expert_axes(deployment, settings)),
+            "expert axes (moe_tp, moe_ep)": ((topology.moe_tp, topology.moe_ep), _expert_axes(experts, settings)),
             "settings.enable_eplb": (False, settings.enable_eplb),
             "settings.moe_backend": ("auto", settings.moe_backend),
             "settings.offload_backend": ("auto", settings.offload_backend),
@@ -131,39 +133,39 @@ def settings_findings(request: Request, deployment: ResolvedDeployment, settings
             "settings.kv_transfer_config": (None, settings.kv_transfer_config),
         }
     )
-    label = deployment.precision.kv_cache
+    label = launch.precision.kv_cache
     dtypes = CACHE_DTYPES.get(label, ())
     if settings.cache_dtype not in dtypes:
         wanted = f"one of {dtypes}" if dtypes else f"a dtype of {label}, but {KV_REASONS[label]}"
         yield f"settings.cache_dtype: expected {wanted}, found {settings.cache_dtype!r}"
     chunked = settings.enable_chunked_prefill
-    for line in chunk_findings(request, settings.enable_prefix_caching, chunked):
+    for line in chunk_findings(device, settings.enable_prefix_caching, chunked):
         yield f"settings.enable_chunked_prefill: {line}"
     backends = settings.attention_backends
     if not all(backends) or not backends or len(set(backends)) < len(backends):
         yield f"settings.attention_backends: expected backends, each once, found {backends}"
 
 
-def _expert_axes(deployment: ResolvedDeployment, settings: Settings) -> tuple[int, int]:
+def _expert_axes(experts: bool, settings: Settings) -> tuple[int, int]:
     """Where the engine puts experts: over the whole width, or a part of each on every GPU of it."""
     width = settings.tensor_parallel_size * settings.data_parallel_size
-    if not deployment.config.num_experts:
+    if not experts:
         return 1, 1
     return (1, width) if settings.enable_expert_parallel else (width, 1)
 
 
-def asked_graph_mode(device: str, deployment: ResolvedDeployment) -> str:
+def asked_graph_mode(device: str, launch: Launch) -> str:
     """`cudagraph_mode` that the engine starts with: nothing is captured eagerly, or on the CPU."""
-    engine = deployment.engine
+    engine = launch.engine
     if engine.enforce_eager or device == "cpu":
         return "NONE"
     asked = None if engine.graph is None else engine.graph.cudagraph_mode
     return asked or DEFAULT_GRAPH_MODE
 
 
-def graph_findings(device: str, deployment: ResolvedDeployment, settings: Settings) -> Iterator[str]:
+def graph_findings(device: str, launch: Launch, settings: Settings) -> Iterator[str]:
     """The graph mode that was asked for, or what the attention backends may leave of it; sizes that fit."""
-    asked, engine = asked_graph_mode(device, deployment), deployment.engine
+    asked, engine = asked_graph_mode(device, launch), launch.engine
     initial, final = settings.initial_compilation, settings.compilation
     modes = ("NONE",) if engine.enforce_eager else COMPILATION_MODES[device]
     if initial.mode not in modes:
@@ -273,29 +275,40 @@ def hardware_findings(request: Request, worker: WorkerRecord) -> Iterator[str]:
     """The device that the adapter's engine runs on, as the system's file describes it."""
     hardware, gpu = worker.hardware, request.system.gpu
     device = adapter_of(request.runtime_backend_version, "request").device
-    yield from differ({"hardware.device_type": (device, hardware.device_type)})
+    yield from device_findings(device, worker)
     if device == "cuda":
         capability = f"{gpu.sm_version // 10}.{gpu.sm_version % 10}"
         yield from differ({"hardware.compute_capability": (capability, hardware.compute_capability)})
         if abs(hardware.total_memory_bytes - gpu.mem_capacity) > MEMORY_TOLERANCE * gpu.mem_capacity:
             wanted = f"{gpu.mem_capacity} of {request.system.name} within {MEMORY_TOLERANCE:.0%}"
             yield f"hardware.total_memory_bytes: expected {wanted}, found {hardware.total_memory_bytes}"
-    else:
+    yield from thread_findings(device, request.environment, worker)
+
+
+def device_findings(device: str, worker: WorkerRecord) -> Iterator[str]:
+    """A worker and its cache are on one kind of device."""
+    hardware = worker.hardware
+    yield from differ({"hardware.device_type": (device, hardware.device_type)})
+    if device == "cpu":
         yield from differ(
             {
                 "hardware.compute_capability": (None, hardware.compute_capability),
                 "hardware.device_name": ("cpu", hardware.device_name),
             }
         )
-    threads = expected_threads(device, request.environment)
-    if threads and hardware.threads not in threads:
-        wanted = " or ".join(str(count) for count in sorted(threads))
-        yield f"hardware.threads: expected {wanted} of the campaign's environment, found {hardware.threads}"
     for index, storage in enumerate(worker.cache.storages):
         if storage.device.partition(":")[0] != device:
             yield f"cache.storages[{index}].device: expected one of {device}, found {storage.device}"
     if not hardware.device_name:
         yield "hardware.device_name: expected a name, found none"
+
+
+def thread_findings(device: str, environment: Mapping[str, str], worker: WorkerRecord) -> Iterator[str]:
+    """The threads that the environment fixes."""
+    threads, found = expected_threads(device, environment), worker.hardware.threads
+    if threads and found not in threads:
+        wanted = " or ".join(str(count) for count in sorted(threads))
+        yield f"hardware.threads: expected {wanted} of the campaign's environment, found {found}"
 
 
 def expected_threads(device: str, environment: Mapping[str, str]) -> set[int]:
@@ -325,7 +338,7 @@ def worker_findings(request: Request, deployment: ResolvedDeployment, worker: Wo
     yield from runtime_findings(adapter, worker.runtime)
     yield from model_findings(deployment, worker)
     yield from precision_findings(deployment, worker.model)
-    yield from settings_findings(request, deployment, worker.settings)
+    yield from settings_findings(adapter.device, deployment, bool(deployment.config.num_experts), worker.settings)
     yield from graph_findings(adapter.device, deployment, worker.settings)
     yield from recurrent_findings(worker)
     yield from hardware_findings(request, worker)
