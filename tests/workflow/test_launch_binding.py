@@ -31,8 +31,8 @@ from schemas.plan import FrozenCell
 from schemas.profile import Profile
 
 from cache_groups import profile_groups
-from import_profile import pool_page_bytes
 from launch_binding import MAY_DIFFER, Accepted, binding_findings, read_accepted
+from spec_pages import pool_page_bytes
 from verify_cell import read_cell
 
 PROBES = ROOT / "tests" / "fixtures" / "probes"

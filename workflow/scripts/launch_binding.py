@@ -19,11 +19,11 @@ from schemas.profile import Profile
 
 from cache_groups import group_findings, memory_findings, profile_groups
 from cache_placement import placement_findings
-from import_profile import pool_page_bytes
 from model_checks import differ, loading_findings, method_findings
 from record_differences import Difference, differences, scheduler_differences, worker_differences
 from runtime_compatibility import look_up
 from scheduler_checks import MAY_BE_OFF, scheduling_findings
+from spec_pages import pool_page_bytes
 from worker_checks import (
     device_findings,
     graph_findings,
