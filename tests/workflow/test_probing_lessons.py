@@ -352,7 +352,7 @@ def test_the_loaded_block_is_null_exactly_when_nothing_was_quantized(tmp_path: P
 
 
 def test_the_refusal_of_an_attention_label_says_the_dtype_of_the_cache(tmp_path: Path):
-    """domain.md 2.5: bfloat16 is declared, an FP8 checkpoint under an fp8 cache expects fp8."""
+    """Bfloat16 is declared, an FP8 checkpoint under an fp8 cache expects fp8."""
     names = {"gemm": "fp8_block", "moe": "fp8_block", "fmha": "bfloat16", "kv_cache": "fp8"}
     checkpoint = Checkpoint(tmp_path, {"quantization_config": FP8_BLOCK}, **names)
     found = checkpoint.findings(quantization_config=FP8_BLOCK, quantization="fp8")
@@ -360,7 +360,7 @@ def test_the_refusal_of_an_attention_label_says_the_dtype_of_the_cache(tmp_path:
 
 
 def test_a_half_cache_imports_and_an_int8_cache_has_no_dtype():
-    """domain.md 2.5: planning refuses half; vLLM has no int8 cache."""
+    """Planning refuses half; vLLM has no int8 cache."""
     record = changed(dense_worker(), "settings/cache_dtype", "float16")
     assert of_worker(dense_deployment(precision=Precision(kv_cache="half")), record) == []
     found = of_worker(dense_deployment(precision=Precision(kv_cache="int8")), dense_worker())

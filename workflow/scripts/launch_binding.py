@@ -10,16 +10,16 @@ from typing import Any, NamedTuple
 
 from producer.adapters import Adapter, adapter_of
 from producer.journal import Journal
-from schemas.canonical import Strict, digest, parse, read_bytes, read_model, sha256
+from schemas.canonical import Strict, digest, parse, read_model, recording_reads
 from schemas.errors import Refusal
 from schemas.journal import RankSession, SessionLine
 from schemas.observation import ProbeRecord, SchedulerRecord, WorkerRecord
 from schemas.plan import CellIdentity, FrozenCell
 from schemas.profile import Profile
 
-from cache_groups import group_findings, memory_findings, profile_groups
-from cache_placement import placement_findings
+from cache_groups import memory_findings, profile_groups
 from model_checks import differ, loading_findings, method_findings
+from probe_checks import cache_findings
 from record_differences import Difference, differences, scheduler_differences, worker_differences
 from runtime_compatibility import look_up
 from scheduler_checks import MAY_BE_OFF, scheduling_findings
@@ -38,7 +38,6 @@ PROBE, PROFILE = "the accepted probe", "the accepted profile"
 
 MAY_DIFFER = {
     "model.model": "where the model lies may change: the digest of its config is compared",
-    "hardware.total_memory_bytes": "machines with one device differ a little: the blocks that fit are compared",
     "hardware.threads": "a cell need not fix the threads of a process: those that it fixes are checked as its own",
 }
 """Field of a worker's record in which a launch may differ from the accepted one -> why.
@@ -104,8 +103,9 @@ def read_accepted(files: Sequence[Path], cell: str) -> Accepted:
         raise Refusal("accepted profile", wanted, [file.name for file in files[1:]], files[0])
     if len(files) == 1:
         return Accepted(profile)
-    record = read_model(ProbeRecord, files[1], "probe record")
-    return Accepted(profile, record, files[1].name, sha256(read_bytes(files[1], "probe record")))
+    with recording_reads() as reads:
+        record = read_model(ProbeRecord, files[1], "probe record")
+    return Accepted(profile, record, files[1].name, reads[str(files[1])])
 
 
 def accepted_findings(cell: FrozenCell, accepted: Accepted) -> Iterator[str]:
@@ -166,8 +166,7 @@ def process_findings(adapter: Adapter, record: Record) -> Iterator[str]:
     if record.unresolved_fields:
         yield f"unresolved_fields: expected none, found {', '.join(record.unresolved_fields)}"
     if isinstance(record, WorkerRecord):
-        yield from group_findings(adapter.version, record.cache)
-        yield from placement_findings(record.cache)
+        yield from cache_findings(adapter.version, record.cache)
 
 
 def declared_findings(identity: CellIdentity, record: Record) -> Iterator[str]:
@@ -268,8 +267,7 @@ def session_findings(
     adapter = adapter_of(cell.identity.runtime_backend_version, cell.name)
     for rank, records in launch.items():
         yield from rank_findings(cell.identity.topology.tp, rank, session.ranks[rank], records)
-        pool = memory_findings(cell.identity, records.workers, records.scheduler)
-        yield from (f"{records.scheduler.label}: {line}" for line in pool)
+        yield from memory_findings(cell.identity, records.workers, records.scheduler)
         yield from capacity_findings(accepted.profile, records)
         for record in records.all:
             lines = [*process_findings(adapter, record)]
@@ -288,6 +286,7 @@ def binding_findings(cell: FrozenCell, accepted: Accepted, journal: Journal) -> 
     yield from accepted_findings(cell, accepted)
     profile, probe = accepted.profile, accepted.record
     reference: list[Record] = [] if probe is None else [*probe.workers, *probe.schedulers]
+    whose = PROBE
     known = {} if probe is None else {probe.attempt_id: PROBE}
     for session in journal.sessions:
         where = f"session {session.session}"
@@ -297,7 +296,8 @@ def binding_findings(cell: FrozenCell, accepted: Accepted, journal: Journal) -> 
         if probe is None:
             found += profile_findings(profile, records)
         if reference:
-            found += launch_findings(reference, records, "session 1" if probe is None else PROBE)
+            found += launch_findings(reference, records, whose)
         yield from (f"{where} {line}" for line in found)
         known |= {record.attempt_id: where for record in records}
-        reference = reference or records
+        if not reference:
+            reference, whose = records, where

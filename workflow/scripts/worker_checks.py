@@ -26,7 +26,7 @@ from schemas.request import Request, ResolvedDeployment
 
 from model_checks import differ, model_findings, precision_findings
 
-CACHE_DTYPES = {"bfloat16": ("auto", "bfloat16"), "half": ("float16",), "fp8": ("fp8", "fp8_e4m3")}
+CACHE_DTYPES = {"bfloat16": ("auto", "bfloat16"), "half": ("float16",), "fp8": ("fp8", "fp8_e4m3", "fp8_ds_mla")}
 """Label of the KV cache -> the engine settings whose cache elements it names, under a bfloat16 model."""
 
 DEFAULT_MEMORY_UTILIZATION = 0.92
@@ -40,13 +40,15 @@ DEFAULT_GRAPH_MODE = "FULL_AND_PIECEWISE"
 
 ALLOWED_DOWNGRADES = {
     "FULL": ("FULL_AND_PIECEWISE", "FULL_DECODE_ONLY"),
-    "FULL_AND_PIECEWISE": ("PIECEWISE", "NONE"),
+    "FULL_AND_PIECEWISE": ("PIECEWISE", "NONE", "FULL_DECODE_ONLY"),
     "FULL_DECODE_ONLY": ("PIECEWISE", "NONE"),
+    "PIECEWISE": ("NONE",),
 }
-"""Graph mode of a launch -> what attention backends that cannot do it may leave (domain.md 3.4).
+"""Graph mode of a launch -> what may be left of it.
 
-One step each: an engine that lowers FULL has a backend that can do decode steps, and lowers no further (0.32.0 and
-0.33.0, config/compilation.py `resolve_cudagraph_mode_and_sizes`)."""
+Of attention backends one step each: an engine that lowers FULL has a backend that can do decode steps, and lowers no
+further (0.32.0 and 0.33.0, config/compilation.py `resolve_cudagraph_mode_and_sizes`). A model that cannot be captured
+in pieces loses those alone (`without_piecewise`, 0.33.0, config/compilation.py:80)."""
 
 COMPILATION_MODES = {"cpu": ("DYNAMO_TRACE_ONCE",), "cuda": ("VLLM_COMPILE", "NONE")}
 """Device -> `CompilationMode` of a launch that is not eager; NONE with breakable graphs (0.33.0, config/vllm.py)."""
@@ -58,7 +60,7 @@ CPU_LISTS = re.compile(r"\d+(-\d+)?([,|]\d+(-\d+)?)*")
 """CPUs of each worker, such as `0-3,8|4-7`."""
 
 RECURRENT_EVIDENCE = "0.33.0"
-"""The only release whose worker records carry the settings of recurrent state (domain.md 3.5)."""
+"""The only release whose worker records carry the settings of recurrent state (docs/probing.md)."""
 
 
 @cache
