@@ -644,7 +644,10 @@ OTHERWISE: list[tuple[Change, str]] = [
     (in_settings(speculative_config="eagle"), f"{W}settings.speculative_config: expected None, found eagle"),
     (in_settings(kv_transfer_config="nixl"), f"{W}settings.kv_transfer_config: expected None, found nixl"),
     (in_settings(cpu_offload_gb=4.0), f"{W}settings.cpu_offload_gb: expected 0.0, found 4.0"),
-    (in_settings(cache_dtype="auto"), f"{W}settings.cache_dtype: expected one of ('fp8', 'fp8_e4m3'), found 'auto'"),
+    (
+        in_settings(cache_dtype="auto"),
+        f"{W}settings.cache_dtype: expected one of ('fp8', 'fp8_e4m3', 'fp8_ds_mla'), found 'auto'",
+    ),
     (in_settings(tensor_parallel_size=8), f"{W}settings.tensor_parallel_size: expected 4, found 8"),
     (in_settings(enable_expert_parallel=True), f"{W}expert axes (moe_tp, moe_ep): expected (4, 1), found (1, 4)"),
     (in_settings(enforce_eager=True), f"{W}settings.enforce_eager: expected False, found True"),

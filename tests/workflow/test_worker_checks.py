@@ -209,8 +209,8 @@ def test_memory_that_was_given_as_a_share():
     [
         ("fp8", "fp8", None),
         ("fp8", "fp8_e4m3", None),
-        ("fp8", "fp8_e5m2", "expected one of ('fp8', 'fp8_e4m3'), found 'fp8_e5m2'"),
-        ("fp8", "auto", "expected one of ('fp8', 'fp8_e4m3'), found 'auto'"),
+        ("fp8", "fp8_e5m2", "expected one of ('fp8', 'fp8_e4m3', 'fp8_ds_mla'), found 'fp8_e5m2'"),
+        ("fp8", "auto", "expected one of ('fp8', 'fp8_e4m3', 'fp8_ds_mla'), found 'auto'"),
         ("half", "float16", None),
         ("int8", "auto", "expected a dtype of int8, but vLLM has no int8 KV cache dtype, found 'auto'"),
     ],
