@@ -8,6 +8,9 @@ from producer.launch_checks import ABSENT, MODELLED, ONLY_IN_LATER_RELEASES, unm
 GIGABYTES = "vllm_config.offload_config.uva.cpu_offload_gb"
 """The one number of `MODELLED` that releases hold as an integer or a float."""
 
+OPTIONAL_PART = "vllm_config.engram_config."
+"""Below the one configuration that an engine may not have (0.32.0 and 0.33.0, config/vllm.py: `| None`)."""
+
 Doubt = tuple[str, Any, Any]
 """Setting, expected and found value."""
 
@@ -15,11 +18,6 @@ Doubt = tuple[str, Any, Any]
 def is_earlier(version: str, release: str) -> bool:
     """Whether a qualified version is before a release."""
     return [int(number) for number in version.split(".")] < [int(number) for number in release.split(".")]
-
-
-def may_be_absent(setting: str) -> bool:
-    """Whether the setting is in a part of the launch that an engine may not have: those are below `vllm_config`."""
-    return setting.startswith("vllm_config.") and setting.count(".") > 1
 
 
 def setting_doubts(version: str, launch: Mapping[str, Any]) -> Iterator[Doubt]:
@@ -32,7 +30,7 @@ def setting_doubts(version: str, launch: Mapping[str, Any]) -> Iterator[Doubt]:
                 yield setting, f"{ABSENT} in {version}", found
             continue
         types = (int, float) if setting == GIGABYTES else (type(modelled),)
-        absent = found == ABSENT and may_be_absent(setting)
+        absent = found == ABSENT and setting.startswith(OPTIONAL_PART)
         if not absent and (found != modelled or type(found) not in types):
             yield setting, modelled, found
 
