@@ -97,9 +97,9 @@ def journal() -> tuple[Accepted, ...]:
         ),
         free(
             "value",
-            tuple(f"{rank}runtime.workers[].{field}" for field in (*MAY_DIFFER, "cache.available_cache_bytes")),
+            tuple(f"{rank}runtime.workers[].{field}" for field in (*MAY_DIFFER, "hardware.total_memory_bytes")),
             "What a launch may have otherwise than the accepted one: the place of the model, whose config has a "
-            "digest; the memory and the threads of a machine.",
+            "digest; the memory of a machine, and threads that the cell does not fix.",
         ),
         free(
             "value",

@@ -24,7 +24,7 @@ from schemas.points import PHASES, DecodePoint, Phase, Point, PointManifest, Pre
 from schemas.profile import Profile, ProfileGroup
 from schemas.request import DecodeGrid, Grid, PrefillGrid
 
-from import_profile import profile_groups
+from cache_groups import profile_groups
 
 ROOT = Path(__file__).parents[2]
 DECLARED = ROOT / "config" / "profiles"
@@ -46,7 +46,7 @@ def demo(name: str) -> Profile:
     record = read_model(ProbeRecord, ROOT / "tests" / "fixtures" / "probes" / f"{name}.json", "probe record")
     scheduler = record.schedulers[0]
     return profile(
-        *profile_groups(scheduler.groups, 1),
+        *profile_groups(record.workers[0].runtime.version, record.workers[0].cache, 1),
         free_blocks=scheduler.initial_free_blocks,
         block=scheduler.block_size,
         hash_block_size=scheduler.hash_block_size,
