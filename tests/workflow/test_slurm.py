@@ -211,10 +211,7 @@ class Story:
 
         def due() -> bool:
             assert driver.process.poll() is None, driver.output
-            cell = self.tiny.look()
-            # A rank writes its points itself; what `status` reads of it follows within a second.
-            measuring = points == 0 or cell.progress.get("state") == "measuring"
-            return len(driver.jobs) > 0 and cell.points >= before.points + points and measuring
+            return len(driver.jobs) > 0 and self.tiny.look().points >= before.points + points
 
         wait_for(due, PATIENCE, name)
         struck, told_then = self.tiny.look(), self.tiny.status()
@@ -369,7 +366,9 @@ def test_a_blow_is_told_and_costs_no_point(
     assert (blow.told["collect"], blow.told["points_done"]) == (True, blow.after.points)
     assert blow.told["why"] == reason or name == "memory"
     if name != "memory":
-        assert (blow.told_then["state"], blow.told_then["job_id"]) == ("running", blow.job)
+        # A rank writes its points itself; that it measures, its supervisor writes within a second.
+        assert blow.told_then["state"] in ("running", "claimed")
+        assert blow.told_then["job_id"] == blow.job
         assert blow.told_then["points_done"] >= blow.struck.points
     gained = blow.after.points - blow.before.points
     assert gained == 0 if name == "memory" else gained >= 1
