@@ -18,6 +18,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from process_records import MODELLED_LAUNCH
+
 from producer.adapters import ADAPTERS
 from producer.resolving import launch_of, pins_digest, probe_digest
 from schemas.canonical import parse
@@ -343,34 +345,8 @@ def worker(tp_rank: int, checkpoint: bool = True) -> dict[str, Any]:
 
 def launch_facts() -> dict[str, Any]:
     """What the scheduler of this launch says of each modelled setting: their defaults, and the blocks of its groups."""
-    return {
-        "vllm_config.speculative_config": None,
-        "vllm_config.diffusion_config": None,
-        "num_lookahead_tokens": 0,
-        "cache_config.enable_prefix_caching": True,
-        "use_eagle_block_drop": False,
+    return MODELLED_LAUNCH | {
         "num_hash_lookahead_tokens": 0,
-        "mamba_partial_cache_hit": False,
-        "prefix_replay_tokens": 0,
-        "cache_config.prefix_cache_retention_interval": 0,
-        "cache_config.enable_mamba_shared_prefix_checkpoint": False,
-        "vllm_config.kv_transfer_config": None,
-        "vllm_config.ec_transfer_config": None,
-        "cache_config.kv_offloading_size": None,
-        "vllm_config.offload_config.uva.cpu_offload_gb": 0,
-        "vllm_config.offload_config.prefetch.offload_group_size": 0,
-        "vllm_config.engram_config.cpu_offload": "absent",
-        "scheduler_config.async_scheduling": False,
-        "parallel_config.pipeline_parallel_size": 1,
-        "parallel_config.prefill_context_parallel_size": 1,
-        "parallel_config.decode_context_parallel_size": 1,
-        "scheduler_config.policy": "fcfs",
-        "scheduler_config.enable_chunked_prefill": True,
-        "scheduler_config.long_prefill_token_threshold": 0,
-        "scheduler_config.max_num_active_seqs": None,
-        "scheduler_config.prefill_schedule_interval": 1,
-        "scheduler_config.scheduler_reserve_full_isl": True,
-        "scheduler_config.watermark": 0.0,
         "block_size": BLOCK,
         "cache_config.block_size": BLOCK,
         "hash_block_size": BLOCK,

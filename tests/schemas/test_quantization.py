@@ -3,13 +3,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from quantization_blocks import FP8_BLOCK, LAGUNA
 
 from schemas.errors import Refusal
 from schemas.quantization import Quantization, detect, fmha_label
 
 FILE = Path("model/config.json")
 
-FP8_BLOCK = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
 NVFP4 = {"quant_method": "modelopt", "quant_algo": "NVFP4"}
 
 # The public config of Laguna-XS.2-FP8, cut to what matters.
@@ -25,19 +25,7 @@ LAGUNA = {
         "sliding_attention": {"rope_type": "default"},
         "original_max_position_embeddings": 4096,
     },
-    "quantization_config": {
-        "quant_method": "compressed-tensors",
-        "format": "float-quantized",
-        "config_groups": {
-            "group_0": {
-                "targets": ["Linear"],
-                "weights": {"num_bits": 8, "type": "float", "strategy": "block", "block_structure": [128, 128]},
-                "input_activations": {"num_bits": 8, "dynamic": True, "strategy": "group", "group_size": 128},
-            }
-        },
-        "ignore": ["lm_head", "re:.*self_attn.*"],
-        "kv_cache_scheme": {"num_bits": 8, "type": "float", "dynamic": False},
-    },
+    "quantization_config": LAGUNA,
 }
 
 FP8_WEIGHTS = {"num_bits": 8, "type": "float", "strategy": "tensor"}

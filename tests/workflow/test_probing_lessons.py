@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from process_records import ROOT, attention_spec, changed, dense_scheduler, dense_worker, glm_worker, group
+from quantization_blocks import FP8_BLOCK, LAGUNA
 
 from producer.grids.axes import candidates
 from producer.resolving import read_campaign, resolve
@@ -245,26 +246,12 @@ def test_a_model_that_was_loaded_as_float32_is_not_the_deployments(tmp_path: Pat
 
 # --- precision labels of the quantization that was loaded ---
 
-FP8_BLOCK = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
 MIXED = {
     "quant_algo": "MIXED_PRECISION",
     "quantized_layers": {
         "a.o_proj": {"quant_algo": "FP8"},
         "a.experts.0.up_proj": {"quant_algo": "NVFP4", "group_size": 16},
     },
-}
-LAGUNA = {
-    "quant_method": "compressed-tensors",
-    "format": "float-quantized",
-    "config_groups": {
-        "group_0": {
-            "targets": ["Linear"],
-            "weights": {"num_bits": 8, "type": "float", "strategy": "block", "block_structure": [128, 128]},
-            "input_activations": {"num_bits": 8, "dynamic": True, "strategy": "group", "group_size": 128},
-        }
-    },
-    "ignore": ["lm_head", "re:.*self_attn.*"],
-    "kv_cache_scheme": {"num_bits": 8, "type": "float", "dynamic": False},
 }
 
 
@@ -327,7 +314,10 @@ def test_layers_that_a_block_lists_by_number_are_counted_by_the_checkpoints_conf
         ({"version": "0.6"}, "model.quantization_config.quant_method: expected one of "),
         ({"version": "0.6", "quant_method": ""}, "model.quantization_config.quant_method: expected one of "),
         # mlx-lm#1865: an unknown format has no default
-        (LAGUNA | {"format": "pack-quantized"}, "model.quantization_config.format: expected one of float-quantized, "),
+        (
+            LAGUNA | {"format": "pack-quantized"},
+            "model.quantization_config.format: expected one of float-quantized, ",
+        ),
     ],
 )
 def test_a_recorded_block_without_a_label_is_a_finding_and_no_bfloat16(tmp_path: Path, block, line: str):

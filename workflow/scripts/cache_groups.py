@@ -13,14 +13,15 @@ from producer.adapters import (
     group_kinds,
 )
 from producer.capacity import startup_blocks_of_request
+from producer.record import RECURRENT
 from schemas.errors import Refusal
 from schemas.observation import CacheGroup, CacheMemory, LayerSpec, SchedulerRecord, WorkerRecord
 from schemas.plan import CellIdentity
 from schemas.profile import ProfileGroup
 from schemas.request import ResolvedDeployment
 
-from record_differences import differences
-from spec_checks import MODES, RECURRENT, RING, WINDOWED, spec_findings
+from record_differences import differ, differences
+from spec_checks import MODES, RING, WINDOWED, spec_findings
 from spec_pages import pool_block_bytes
 
 CACHE_ELEMENTS: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -29,12 +30,6 @@ CACHE_ELEMENTS: dict[str, tuple[str, tuple[str, ...]]] = {
     "fp8": ("FP8_PER_TENSOR", ("uint8", "float8_e4m3fn")),
 }
 """Label of the KV cache -> quantization and dtypes of an attention layer's cache."""
-
-
-def _differ(pairs: Mapping[str, tuple[Any, Any]]) -> Iterator[str]:
-    for field, (expected, found) in pairs.items():
-        if expected != found:
-            yield f"{field}: expected {expected}, found {found}"
 
 
 def _one_value(specs: Iterable[LayerSpec], of: str, *fields: str) -> Iterator[str]:
@@ -128,7 +123,7 @@ def group_findings(runtime_version: str, cache: CacheMemory) -> Iterator[str]:
 
 
 def _layer_findings(group: CacheGroup, layer_classes: Mapping[str, str]) -> Iterator[str]:
-    yield from _differ(
+    yield from differ(
         {
             "layer_specs": (sorted(group.layer_names), sorted(group.layer_specs)),
             "is_eagle_group": (False, group.is_eagle_group),
@@ -146,19 +141,19 @@ def _member_findings(group: CacheGroup) -> Iterator[str]:
     specs = list(distinct_specs(group))
     if group.spec_type == UNIFORM_SPEC:
         pages = sum(spec.page_size_bytes for spec in group.layer_specs.values())
-        yield from _differ({"spec_page_size_bytes": (pages, group.spec_page_size_bytes)})
+        yield from differ({"spec_page_size_bytes": (pages, group.spec_page_size_bytes)})
     else:
         if len(specs) != 1:
             yield f"layer_specs: expected one spec of a group of {group.spec_type}, found {len(specs)}"
         for spec in specs:
-            yield from _differ(
+            yield from differ(
                 {
                     "spec_type": (spec.spec_type, group.spec_type),
                     "spec_page_size_bytes": (spec.page_size_bytes, group.spec_page_size_bytes),
                 }
             )
     for spec in specs:
-        yield from _differ({"block_size_tokens": (spec.block_size, group.block_size_tokens)})
+        yield from differ({"block_size_tokens": (spec.block_size, group.block_size_tokens)})
     yield from _one_value(specs, "all layers", "sliding_window", "dcp_sharded", "mamba_cache_mode", "tp_replicated")
     if any(spec.spec_type in (RECURRENT, RING) for spec in specs):
         yield from _one_value(specs, "a state group's layers", "spec_type")
@@ -222,7 +217,7 @@ def memory_findings(
 def _pool_findings(scheduler: SchedulerRecord) -> Iterator[str]:
     """All blocks but the reserved ones are free, and the null block 0 is reserved (v1/core/block_pool.py:187)."""
     reserved = scheduler.permanent_reserved_block_ids
-    yield from _differ(
+    yield from differ(
         {
             "reserved blocks": (len(reserved), scheduler.num_blocks - scheduler.initial_free_blocks),
             "permanent_reserved_block_ids": (tuple(sorted({0, *reserved})), reserved),
@@ -289,14 +284,14 @@ def _caching_findings(scheduler: SchedulerRecord) -> Iterator[str]:
         yield "enable_prefix_caching: expected True with mamba_cache_mode align, found False"
     classes = [first_class(group) for group in scheduler.groups]
     managers = tuple(SPEC_MANAGERS.get(name, f"none of {name}") for name in classes)
-    yield from _differ({"managers": (managers, scheduler.managers)})
+    yield from differ({"managers": (managers, scheduler.managers)})
 
 
 def _copy_findings(worker: WorkerRecord, scheduler: SchedulerRecord) -> Iterator[str]:
     """The scheduler's groups are this worker's: a bundle's first spec stands there for all of it
     (`generate_scheduler_kv_cache_config`, v1/core/kv_cache_utils.py:1096 of 0.33.0)."""
     groups = worker.cache.groups
-    yield from _differ({"cache.groups (number)": (len(scheduler.groups), len(groups))})
+    yield from differ({"cache.groups (number)": (len(scheduler.groups), len(groups))})
     for index, (own, kept) in enumerate(zip(groups, scheduler.groups, strict=False)):
         first = own.layer_names[0]
         if first not in own.layer_specs:
@@ -315,7 +310,7 @@ def _worker_findings(
 ) -> Iterator[str]:
     """One worker's cache: as many blocks as its scheduler gives out, the bytes that they take, and their elements."""
     cache = worker.cache
-    yield from _differ(
+    yield from differ(
         {
             "cache.num_blocks": (scheduler.num_blocks, cache.num_blocks),
             "settings.enable_prefix_caching": (scheduler.enable_prefix_caching, worker.settings.enable_prefix_caching),
@@ -324,7 +319,7 @@ def _worker_findings(
     )
     allocated = sum(storage.size_bytes for storage in cache.storages)
     try:
-        yield from _differ({"cache.storages (bytes)": (pool_block_bytes(cache) * cache.num_blocks, allocated)})
+        yield from differ({"cache.storages (bytes)": (pool_block_bytes(cache) * cache.num_blocks, allocated)})
     except ValueError as problem:
         yield f"cache.groups: {problem}"
     elements = CACHE_ELEMENTS.get(deployment.precision.kv_cache)
@@ -333,10 +328,10 @@ def _worker_findings(
             place = f"cache.groups[{index}].layer_specs.{layer}"
             if spec.spec_type == RECURRENT:
                 modes = (scheduler.mamba_cache_mode, spec.mamba_cache_mode)
-                yield from _differ({f"{place}.mamba_cache_mode": modes})
+                yield from differ({f"{place}.mamba_cache_mode": modes})
             elif elements is not None and _holds_keys(spec, cache.layer_classes.get(layer)):
                 quantization, dtypes = elements
-                yield from _differ({f"{place}.kv_quant_mode": (quantization, spec.kv_quant_mode)})
+                yield from differ({f"{place}.kv_quant_mode": (quantization, spec.kv_quant_mode)})
                 if spec.dtype not in dtypes:
                     yield f"{place}.dtype: expected one of {', '.join(dtypes)}, found {spec.dtype}"
 
@@ -366,7 +361,7 @@ def _startup_findings(worker: WorkerRecord, scheduler: SchedulerRecord) -> Itera
     blocks = [startup_blocks_of_request((group,), *limits, scheduler.mamba_cache_mode) for group in groups]
     for index, (expected, group) in enumerate(zip(blocks, scheduler.groups, strict=False)):
         found = group.startup_blocks_per_request
-        yield from _differ({f"groups[{index}].startup_blocks_per_request": (expected, found)})
+        yield from differ({f"groups[{index}].startup_blocks_per_request": (expected, found)})
     if scheduler.initial_free_blocks < sum(blocks):
         wanted = f"at least the {sum(blocks)} of a request of {scheduler.max_model_len} tokens"
         yield f"initial_free_blocks: expected {wanted}, found {scheduler.initial_free_blocks}"

@@ -16,6 +16,7 @@ from typing import NamedTuple
 from schemas.observation import CacheMemory, LayerSpec, TensorAllocation
 
 from layer_views import LayerPlace, view_findings
+from spec_pages import pool_page_bytes
 
 LAYER_OUTERMOST = ("LBHNC", "LBNHC")
 BLOCK_OUTERMOST = ("BLHNC", "BLNHC")
@@ -104,15 +105,11 @@ def _kernel_blocks(cache: CacheMemory, page: Page) -> int:
     return 1 if kernel is None else max(1, _spec(cache, page).block_size // kernel)
 
 
-def _total(cache: CacheMemory) -> int:
-    return sum(storage.size_bytes for storage in cache.storages)
-
-
 def _storage_findings(cache: CacheMemory) -> Iterator[str]:
     """One storage of whole blocks: what the engine allocates is `num_blocks` times a block, without a tail
     (v1/core/kv_cache_utils.py:1629); ROCm alone rounds it up (v1/worker/utils.py:586)."""
     ids = [storage.storage_id for storage in cache.storages]
-    total = _total(cache)
+    total = sum(storage.size_bytes for storage in cache.storages)
     if len(ids) != 1:
         yield f"storages: expected one backing allocation, found {ids}"
     if total % cache.num_blocks:
@@ -170,7 +167,7 @@ def _allocation_findings(cache: CacheMemory, allocation: TensorAllocation, pages
     if cache.kv_cache_layout in LAYER_OUTERMOST:
         expected = {"layer_stride": cache.num_blocks * allocation.block_stride}
     if cache.kv_cache_layout in BLOCK_OUTERMOST:
-        expected = {"layer_stride": page, "block_stride": _total(cache) // cache.num_blocks}
+        expected = {"layer_stride": page, "block_stride": pool_page_bytes(cache)}
     for field, stride in expected.items():
         found = getattr(allocation, field)
         if found != stride:

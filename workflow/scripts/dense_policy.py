@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
+from producer.adapters import UNIFORM_SPEC
 from schemas.canonical import digest, is_file, read_json
 from schemas.model_config import EXPERT_KEYS
 from schemas.plan import CellIdentity, FrozenCell
@@ -18,8 +19,6 @@ DENSE_LABEL = f"skip:{DENSE_SKIP}"
 """The label of rows that the policy lets in."""
 STRATEGIES = ("single", "tp")
 FULL_ATTENTION = "FullAttentionSpec"
-UNIFORM = "UniformTypeKVCacheSpecs"
-"""vLLM's spec of a group whose layers have specs of one type and different sizes."""
 FULL_LAYERS = "full_attention"
 """What a config's `layer_types` calls a layer of full attention."""
 OTHER_ATTENTION_KEYS = ("kv_lora_rank", "index_topk", "linear_num_key_heads", "ssm_state_size", "mamba_d_state")
@@ -165,7 +164,7 @@ def _of_specs(name: str, specs: object, uniform: bool) -> Iterator[Condition]:
         where = f"{name}[{index}]"
         if not isinstance(spec, dict):
             yield equal(where, "an object", type(spec).__name__)
-        elif uniform and spec.get("type") == UNIFORM:
+        elif uniform and spec.get("type") == UNIFORM_SPEC:
             yield from _of_specs(f"{where}.specs", spec.get("specs"), uniform=False)
         else:
             yield equal(f"{where}.type", FULL_ATTENTION, spec.get("type", ABSENT))

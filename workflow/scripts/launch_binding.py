@@ -18,9 +18,9 @@ from schemas.plan import CellIdentity, FrozenCell
 from schemas.profile import Profile
 
 from cache_groups import memory_findings, profile_groups
-from model_checks import differ, loading_findings, method_findings
+from model_checks import loading_findings, method_findings
 from probe_checks import cache_findings
-from record_differences import Difference, differences, scheduler_differences, worker_differences
+from record_differences import Difference, differ, differences, scheduler_differences, worker_differences
 from runtime_compatibility import look_up
 from scheduler_checks import MAY_BE_OFF, scheduling_findings
 from spec_pages import pool_page_bytes

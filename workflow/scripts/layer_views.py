@@ -63,9 +63,6 @@ def block_views(spec: LayerSpec, kernel_blocks: int) -> tuple[BlockView, ...]:
     tokens, element = tokens_per_state(spec), element_bytes(spec.dtype)
     heads, states = spec.num_head_slots or spec.num_kv_heads, int(spec.block_size // tokens)
     assert heads  # or the page would not have followed
-    if not states:
-        most = f"at most the {spec.block_size} tokens of a block"
-        raise ValueError(f"tokens_per_state: expected {most}, found {spec.tokens_per_state}")
     shape = heads, int(spec.block_size // kernel_blocks // tokens), page // (heads * states * element)
     return (BlockView(shape, str(spec.dtype), element, tokens > 1 and kernel_blocks == 1),)
 

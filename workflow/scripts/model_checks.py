@@ -1,8 +1,7 @@
 """What a worker's record says of the model that it loaded: the deployment's, under the labels of its precision."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from producer.engine import Launch
 from producer.resolving import LEAST_WEIGHT_BYTES
@@ -12,16 +11,11 @@ from schemas.observation import LoadedModel, WorkerRecord
 from schemas.quantization import Quantization, detect, fmha_label
 from schemas.request import ResolvedDeployment
 
+from record_differences import differ
+
 ENGINE_METHODS = {"modelopt": ("modelopt", "modelopt_fp4", "modelopt_mixed")}
 """`quant_method` of a checkpoint that vLLM loads by another name, told by its algorithm; all others keep theirs
 (0.33.0, config/model.py `_verify_quantization`, layers/quantization/modelopt.py `override_quantization_method`)."""
-
-
-def differ(pairs: Mapping[str, tuple[Any, Any]]) -> Iterator[str]:
-    """A line for each field whose expected and found value are not equal, or of two types: 1 is no 1.0 and no True."""
-    for field, (expected, found) in pairs.items():
-        if expected != found or type(expected) is not type(found):
-            yield f"{field}: expected {expected}, found {found}"
 
 
 def loading_findings(launch: Launch, model: LoadedModel) -> Iterator[str]:

@@ -6,9 +6,8 @@ is what a launch as a whole must be, and what its processes and its phases must 
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from itertools import chain
-from typing import Any
 
 from producer.adapters import adapter_of, pins_digest
 from producer.resolving import launch_of, probe_digest
@@ -17,7 +16,7 @@ from schemas.request import Request, ResolvedDeployment
 
 from cache_groups import group_findings, memory_findings
 from cache_placement import placement_findings
-from record_differences import RANK_OWN, Difference, differences, scheduler_differences, worker_differences
+from record_differences import RANK_OWN, Difference, differ, differences, scheduler_differences, worker_differences
 from scheduler_checks import scheduler_findings
 from worker_checks import worker_findings
 
@@ -25,12 +24,6 @@ ATTEMPT = re.compile("[0-9a-f]{32}")
 """The id of a launch: `uuid4().hex` (producer/control.py)."""
 
 RANKS = {"dp_rank", "tp_rank", "pp_rank"}
-
-
-def _differ(pairs: Mapping[str, tuple[Any, Any]]) -> Iterator[str]:
-    for field, (expected, found) in pairs.items():
-        if expected != found:
-            yield f"{field}: expected {expected}, found {found}"
 
 
 def labelled(label: str, lines: Iterable[object]) -> Iterator[str]:
@@ -41,7 +34,7 @@ def labelled(label: str, lines: Iterable[object]) -> Iterator[str]:
 def launch_findings(request: Request, deployment: ResolvedDeployment, record: ProbeRecord) -> Iterator[str]:
     """The record is of this launch of this deployment, by this adapter."""
     adapter = adapter_of(request.runtime_backend_version, "request")
-    yield from _differ(
+    yield from differ(
         {
             "probe_digest": (probe_digest(request, deployment), record.probe_digest),
             "pins_sha256": (pins_digest(adapter), record.pins_sha256),
@@ -53,7 +46,7 @@ def launch_findings(request: Request, deployment: ResolvedDeployment, record: Pr
 def rank_findings(deployment: ResolvedDeployment, records: EngineRecords, attempt_id: str) -> Iterator[str]:
     """Every expected rank is there once, and every record is of one attempt that has an id."""
     topology = deployment.topology
-    yield from _differ(
+    yield from differ(
         {
             "worker ranks (dp, tp, pp)": (
                 [(dp, tp, 0) for dp in range(topology.dp) for tp in range(topology.tp)],
@@ -69,7 +62,7 @@ def rank_findings(deployment: ResolvedDeployment, records: EngineRecords, attemp
         yield f"attempt_id: expected 32 hexadecimal digits, found {attempt_id!r}"
     processes: tuple[WorkerRecord | SchedulerRecord, ...] = (*records.workers, *records.schedulers)
     for process in processes:
-        yield from labelled(process.label, _differ({"attempt_id": (attempt_id, process.attempt_id)}))
+        yield from labelled(process.label, differ({"attempt_id": (attempt_id, process.attempt_id)}))
 
 
 def process_findings(request: Request, deployment: ResolvedDeployment, records: EngineRecords) -> Iterator[str]:
@@ -152,7 +145,7 @@ def beside(label: str, found: Iterable[Difference]) -> Iterator[str]:
 
 def diagnose(request: Request, deployment: ResolvedDeployment, records: list[ProbeRecord]) -> list[str]:
     """Every reason why these records are no profile, with the phase and the process in front."""
-    found = list(_differ({"phases": (sorted(deployment.phases), sorted(record.phase for record in records))}))
+    found = list(differ({"phases": (sorted(deployment.phases), sorted(record.phase for record in records))}))
     for record in records:
         found += labelled(record.phase, launch_findings(request, deployment, record))
         ranks = list(rank_findings(deployment, record, record.attempt_id))

@@ -1,4 +1,4 @@
-"""What differs between two processes of the same launch, or between two launches of the same deployment.
+"""What differs: found values from expected ones, two processes of a launch, or two launches of a deployment.
 
 Ranks and launches may hold pools of another size, and nothing else: replicas profile their memory independently
 (vllm#46106). So a cache is compared by its geometry, which leaves the number of blocks out.
@@ -34,6 +34,13 @@ SCHEDULER_OWN = {"attempt_id", "dp_rank", "num_blocks", "initial_free_blocks", "
 
 RANK_OWN = ("model.weights_bytes",)
 """Fields in which ranks of one launch differ: tensor-parallel shards need not be equally large."""
+
+
+def differ(pairs: Mapping[str, tuple[Any, Any]]) -> Iterator[str]:
+    """A line for each field whose expected and found value are not equal, or of two types: 1 is no 1.0 and no True."""
+    for field, (expected, found) in pairs.items():
+        if expected != found or type(expected) is not type(found):
+            yield f"{field}: expected {expected}, found {found}"
 
 
 class Difference(NamedTuple):

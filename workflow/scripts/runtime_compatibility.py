@@ -5,6 +5,8 @@ from typing import Any, Final
 
 import msgspec
 
+from producer.adapters import UNIFORM_SPEC
+from producer.record import RECURRENT
 from schemas.evidence import CellReadiness, CompatibilityState, RuntimeCompatibility
 from schemas.plan import deployment_of
 from schemas.profile import Profile, ProfileGroup
@@ -25,9 +27,6 @@ FIELDS = (
 
 GROUP_FIELDS = (("spec_type", "type"), ("block_size_tokens", "block_size"), ("sliding_window", "sliding_window"))
 """Field of a profile's cache group -> the artifact's name of it. Bytes of a page are in no artifact."""
-
-UNIFORM = "UniformTypeKVCacheSpecs"
-"""The engine's wrapper around layers of one class: a profile names the class, the artifact the wrapper alone."""
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -55,8 +54,9 @@ def group_findings(place: str, expected: ProfileGroup, found: Any, mamba_cache_m
         want, have = getattr(expected, name), look_up(found, theirs)
         if want is None and have == ABSENT:
             continue  # a class without windows has none
-        yield Finding(f"{place}.{theirs}", want, ABSENT if have == UNIFORM else have)
-    if expected.spec_type == "MambaSpec":
+        # Of layers in a wrapper a profile names the class, an artifact the wrapper alone.
+        yield Finding(f"{place}.{theirs}", want, ABSENT if have == UNIFORM_SPEC else have)
+    if expected.spec_type == RECURRENT:
         yield Finding(f"{place}.mamba_cache_mode", mamba_cache_mode, look_up(found, "mamba_cache_mode"))
 
 

@@ -9,11 +9,13 @@ from math import gcd, lcm
 from producer.adapters import adapter_of
 from producer.engine import Launch
 from producer.launch_checks import MODELLED
+from producer.record import RECURRENT
 from schemas.observation import CacheGroup, SchedulerRecord
 from schemas.request import Request, ResolvedDeployment
 
 from launch_settings import block_doubts, setting_doubts
-from model_checks import differ
+from record_differences import differ
+from spec_checks import RING
 from worker_checks import chunk_findings, runtime_findings, step_tokens
 
 CHUNKED = "scheduler_config.enable_chunked_prefill"
@@ -33,7 +35,7 @@ def recurrent_blocks(groups: tuple[CacheGroup, ...]) -> tuple[int, ...]:
     return tuple(
         group.block_size_tokens
         for group in groups
-        if any(spec.spec_type == "MambaSpec" for spec in group.layer_specs.values())
+        if any(spec.spec_type == RECURRENT for spec in group.layer_specs.values())
     )
 
 
@@ -43,7 +45,7 @@ def hashed_blocks(groups: tuple[CacheGroup, ...]) -> list[int]:
     return [
         group.block_size_tokens
         for group in groups
-        if not any(spec.spec_type == "CircularBufferSpec" or spec.bounded_replay for spec in group.layer_specs.values())
+        if not any(spec.spec_type == RING or spec.bounded_replay for spec in group.layer_specs.values())
     ]
 
 

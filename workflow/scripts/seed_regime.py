@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from msgspec import UNSET
 
+from producer.adapters import UNIFORM_SPEC
 from schemas.merged import MergedArtifact
 from schemas.native import REGIME_STAMPS
 from schemas.plan import FrozenCell
@@ -201,7 +202,7 @@ def formal_regime(case: Case, dense_synthetic_kv: bool = True) -> str:
     return label
 
 
-EVERY_TOKEN = ("FullAttentionSpec", "MLAAttentionSpec", "UniformTypeKVCacheSpecs")
+EVERY_TOKEN = ("FullAttentionSpec", "MLAAttentionSpec", UNIFORM_SPEC)
 """vLLM's specs of groups that keep every token, as long as they have no window."""
 WINDOWS = ("sliding_window", "attention_chunk_size")
 

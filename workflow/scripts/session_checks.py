@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 from math import inf
 from typing import Any, NamedTuple
 
-from producer.adapters import GROUP_KINDS
+from producer.adapters import GROUP_KINDS, UNIFORM_SPEC
 from producer.engine import THREAD_SETTINGS
 from producer.journal import Journal
 from producer.launch_checks import ABSENT, MODELLED
@@ -19,9 +19,6 @@ from rank_checks import same
 from worker_checks import CACHE_DTYPES
 
 COLLECTOR_AT_REST = {"enabled": False, "frozen": True}
-
-UNIFORM = "UniformTypeKVCacheSpecs"
-"""Cache-spec class that bundles the specs of several layers (vLLM 0.32.0, v1/kv_cache_interface.py)."""
 
 CUDAGRAPH_MODES = {
     "NONE": ("NONE", "NONE"),
@@ -188,7 +185,7 @@ def expected_group(cell: FrozenCell, group: dict[str, Any], groups: int) -> dict
     }
     return {
         **{field: asked for field, asked in optional.items() if field in group},
-        "type": Kind("a cache-spec class", lambda value: value in (*GROUP_KINDS, UNIFORM)),
+        "type": Kind("a cache-spec class", lambda value: value in (*GROUP_KINDS, UNIFORM_SPEC)),
         "block_size": cell.block_size if whole else POSITIVE if kind == "state" else divides,
         **(attention if kind == "attention" else recurrent if name == RECURRENT else {}),
         **window,
@@ -228,7 +225,7 @@ def check_serving(field: str, cell: FrozenCell, engine: dict[str, Any]) -> Itera
         checkpoint = None  # a bundle of recurrent and other layers is no recurrent group
     yield from mismatches(field, {"mamba_prefill_checkpoint": checkpoint, "launch": MAPPING}, serving)
     least = names.count(RECURRENT)
-    most = least + names.count(UNIFORM)
+    most = least + names.count(UNIFORM_SPEC)
     if not least <= recurrent <= most:
         yield f"{field}.launch.recurrent_block_sizes: expected {least} to {most} of its groups, found {recurrent}"
     yield from check_launch(f"{field}.launch", cell, part(serving, "launch"))

@@ -3,9 +3,12 @@
 from collections.abc import Iterator
 from typing import Any
 
+from producer.record import RECURRENT
 from schemas.observation import LayerSpec
 
 from spec_pages import page_bytes, stride_alignment, tokens_per_state
+
+RING = "CircularBufferSpec"
 
 _EVERY = {"spec_type", "block_size", "page_size_bytes", "block_stride_alignment", "dcp_sharded", "is_draft"}
 _ATTENTION = _EVERY | {
@@ -30,8 +33,8 @@ SPEC_FIELDS = {
     | {"cache_role", "is_index_group_leader", "non_causal_multi_token_decode", "topk_buffer_width"},
     "SlidingWindowSpec": _WINDOW,
     "SlidingWindowMLASpec": _WINDOW | _MLA | {"bounded_replay"},
-    "CircularBufferSpec": _ATTENTION,
-    "MambaSpec": _EVERY
+    RING: _ATTENTION,
+    RECURRENT: _EVERY
     | {
         "page_size_padded",
         "shapes",
@@ -49,8 +52,6 @@ SPEC_FIELDS = {
 """Cache-spec class -> the fields of a layer's record that it has (v1/kv_cache_interface.py of 0.32.0 and 0.33.0)."""
 
 WINDOWED = ("SlidingWindowSpec", "SlidingWindowMLASpec")
-RECURRENT = "MambaSpec"
-RING = "CircularBufferSpec"
 
 UNMODELLED: dict[str, Any] = {
     "is_draft": False,

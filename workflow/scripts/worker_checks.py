@@ -12,6 +12,7 @@ from typing import Any
 
 from producer.adapters import Adapter, adapter_of, read_pins
 from producer.engine import Launch
+from producer.record import RECURRENT
 from schemas.launch import Limits
 from schemas.observation import (
     CompilationSettings,
@@ -24,7 +25,8 @@ from schemas.observation import (
 from schemas.quantization import KV_REASONS
 from schemas.request import Request, ResolvedDeployment
 
-from model_checks import differ, model_findings, precision_findings
+from model_checks import model_findings, precision_findings
+from record_differences import differ
 
 CACHE_DTYPES = {"bfloat16": ("auto", "bfloat16"), "half": ("float16",), "fp8": ("fp8", "fp8_e4m3", "fp8_ds_mla")}
 """Label of the KV cache -> the engine settings whose cache elements it names, under a bfloat16 model."""
@@ -225,9 +227,7 @@ def _size_findings(
 
 def recurrent_specs(worker: WorkerRecord) -> list[LayerSpec]:
     """Specs of the layers with recurrent state, also inside a uniform group."""
-    return [
-        spec for group in worker.cache.groups for spec in group.layer_specs.values() if spec.spec_type == "MambaSpec"
-    ]
+    return [spec for group in worker.cache.groups for spec in group.layer_specs.values() if spec.spec_type == RECURRENT]
 
 
 def recurrent_findings(worker: WorkerRecord) -> Iterator[str]:
