@@ -22,15 +22,12 @@ from vllm.model_executor.model_loader import base_loader
 from vllm.platforms import current_platform
 from vllm.v1.kv_cache_interface import KVCacheSpec, MambaSpec, UniformTypeKVCacheSpecs, iter_layer_specs
 
-from producer.adapters import ADAPTERS, read_pins
+from producer.adapters import ADAPTERS, RECURRENT_SETTINGS_IN, read_pins
 from producer.launch_checks import launch_facts
 from producer.nodes import ATTEMPT_ID
 from schemas.canonical import digest, is_file, read_json
 from schemas.observation import LayerSpec, RecurrentCacheSettings
 from schemas.quantization import SIDECAR
-
-RECURRENT_SETTINGS_IN = "0.33.0"
-"""The release whose worker records have `settings.recurrent`, where a cache group is recurrent."""
 
 UNRESOLVED = "unresolved"
 """In place of the name of a storage that nobody could find; its path stands in `unresolved_fields`."""
@@ -341,7 +338,7 @@ def hardware(worker: Any) -> dict[str, Any]:
     device = worker.device.index or 0
     capability = current_platform.get_device_capability(device)
     return {
-        "device_name": current_platform.get_device_name(device) or "cpu",
+        "device_name": current_platform.get_device_name(device),
         "device_type": current_platform.device_type,
         "compute_capability": None if capability is None else capability.as_version_str(),
         "total_memory_bytes": current_platform.get_device_total_memory(device),

@@ -6,26 +6,27 @@ value stands in `unresolved_fields`; nothing is guessed.
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from schemas.canonical import Strict
-from schemas.points import NonNegative, Phase, Positive
+from schemas.points import MAX_INTEGER, Count, Phase, Size
 
 PROBE_PROTOCOL = 2
 """Meaning of a probe record; raise it when the observers record something else under the same name."""
 
-MAX_INTEGER = 2**53
-"""Largest integer that every reader of JSON keeps."""
-
-Count = Annotated[NonNegative, Field(le=MAX_INTEGER)]
-Size = Annotated[Positive, Field(le=MAX_INTEGER)]
 Integer = Annotated[int, Field(ge=-MAX_INTEGER, le=MAX_INTEGER)]
 Real = Annotated[float, Field(gt=-MAX_INTEGER, lt=MAX_INTEGER)]
 """No setting is larger, and an integer that is too large for `Integer` is not read as a rounded float."""
 Plain = bool | Integer | Real | str | None
 
 
-class Runtime(Strict):
+class Observed(Strict):
+    """Base of all records. Built at first use: whoever parses the Snakefile wants `PROBE_PROTOCOL` alone."""
+
+    model_config = ConfigDict(defer_build=True)
+
+
+class Runtime(Observed):
     """The engine that a process imported: `source_files` is path below site-packages -> sha256 of each pinned file."""
 
     distribution: str
@@ -35,7 +36,7 @@ class Runtime(Strict):
     source_files: dict[str, str]
 
 
-class LoadedModel(Strict):
+class LoadedModel(Observed):
     """The model in a worker's memory.
 
     `config_sha256` is that of the checkpoint's config.json and `sidecar_sha256` that of its hf_quant_config.json, as
@@ -55,7 +56,7 @@ class LoadedModel(Strict):
     weights_bytes: Size
 
 
-class CompilationSettings(Strict):
+class CompilationSettings(Observed):
     """`CompilationConfig` at one moment; sizes in tokens, rising, and none where nothing is captured."""
 
     mode: str
@@ -65,7 +66,7 @@ class CompilationSettings(Strict):
     max_cudagraph_capture_size: Count | None = None
 
 
-class RecurrentCacheSettings(Strict):
+class RecurrentCacheSettings(Observed):
     """The six settings that decide on recurrent state, of `CacheConfig`: on vLLM 0.33.0 with a recurrent group alone
     (docs/probing.md)."""
 
@@ -77,7 +78,7 @@ class RecurrentCacheSettings(Strict):
     mamba_ssm_cache_dtype: str
 
 
-class Settings(Strict):
+class Settings(Observed):
     """What a worker runs with after the platform and the backends have had their say.
 
     `initial_compilation` is as it stood while weights were loaded, before the attention backends could lower it.
@@ -112,7 +113,7 @@ class Settings(Strict):
     compilation: CompilationSettings
 
 
-class Hardware(Strict):
+class Hardware(Observed):
     """One rank's device; `compute_capability` is that of a CUDA device, and `threads` those of the process."""
 
     device_name: str
@@ -122,7 +123,7 @@ class Hardware(Strict):
     threads: Size
 
 
-class LayerSpec(Strict):
+class LayerSpec(Observed):
     """One layer's `KVCacheSpec`: its class and the fields that the class has; sizes in tokens and bytes.
 
     Source: vllm/v1/kv_cache_interface.py (0.32.0 and 0.33.0).
@@ -170,7 +171,7 @@ class LayerSpec(Strict):
     tp_replicated: bool | None = None
 
 
-class CacheGroup(Strict):
+class CacheGroup(Observed):
     """One `KVCacheGroupSpec`.
 
     `spec_type`, `block_size_tokens` and `spec_page_size_bytes` are those of the group's own spec, which may bundle
@@ -190,7 +191,7 @@ class CacheGroup(Strict):
     role: str
 
 
-class TensorAllocation(Strict):
+class TensorAllocation(Observed):
     """One `KVCacheTensor`: bytes. The page of layer l, block b starts at offset + l*layer_stride + b*block_stride."""
 
     storage_id: str
@@ -202,7 +203,7 @@ class TensorAllocation(Strict):
     host_resident: bool
 
 
-class LayerTensor(Strict):
+class LayerTensor(Observed):
     """A tensor bound to one layer; its first axis counts blocks (of the kernel's size). Strides and offset in bytes."""
 
     storage_id: str
@@ -213,7 +214,7 @@ class LayerTensor(Strict):
     element_size_bytes: Size
 
 
-class Storage(Strict):
+class Storage(Observed):
     """One backing allocation of the cache."""
 
     storage_id: str
@@ -221,7 +222,7 @@ class Storage(Strict):
     size_bytes: Size
 
 
-class CacheMemory(Strict):
+class CacheMemory(Observed):
     """One worker's KV cache.
 
     `available_cache_bytes` is what the worker's memory profiling left for the cache, absent where nothing was profiled.
@@ -241,7 +242,7 @@ class CacheMemory(Strict):
     layer_tensors: dict[str, tuple[LayerTensor, ...]]
 
 
-class WorkerRecord(Strict):
+class WorkerRecord(Observed):
     """What one worker rank holds after warm-up."""
 
     kind: Literal["worker"] = "worker"
@@ -261,7 +262,7 @@ class WorkerRecord(Strict):
         return f"worker dp{self.dp_rank} tp{self.tp_rank} pp{self.pp_rank}"
 
 
-class SchedulerRecord(Strict):
+class SchedulerRecord(Observed):
     """What one scheduler (one data-parallel rank) decides with.
 
     `launch` holds what `producer.launch_checks.launch_facts` asks, by vLLM's own names. `managers` are the classes of
@@ -297,7 +298,7 @@ class SchedulerRecord(Strict):
         return f"scheduler dp{self.dp_rank}"
 
 
-class EngineRecords(Strict):
+class EngineRecords(Observed):
     """The records of all processes of one launch; a cell keeps them for each of its sessions."""
 
     workers: tuple[WorkerRecord, ...]

@@ -9,8 +9,13 @@ from schemas.canonical import Strict, digest
 MANIFEST_VERSION: Literal[3] = 3
 """Dynamo's point manifest (`--benchmark-points-file`). 1: totals; 2 added partitions; 3 added rows."""
 
+MAX_INTEGER = 2**53
+"""Largest integer that every reader of JSON keeps."""
+
 Positive = Annotated[int, Field(ge=1)]
 NonNegative = Annotated[int, Field(ge=0)]
+Count = Annotated[NonNegative, Field(le=MAX_INTEGER)]
+Size = Annotated[Positive, Field(le=MAX_INTEGER)]
 Phase = Literal["prefill", "decode"]
 PHASES: tuple[Phase, ...] = ("prefill", "decode")
 

@@ -5,8 +5,7 @@ from typing import Literal, Self
 from pydantic import model_validator
 
 from schemas.canonical import Strict
-from schemas.observation import Count, Size
-from schemas.points import Positive
+from schemas.points import Count, Positive, Size
 
 GroupKind = Literal["attention", "convolution", "state"]
 

@@ -4,7 +4,7 @@ from typing import Any
 
 FP8_BLOCK: dict[str, Any] = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
 
-LAGUNA: dict[str, Any] = {
+LAGUNA_BLOCK: dict[str, Any] = {
     "quant_method": "compressed-tensors",
     "format": "float-quantized",
     "config_groups": {

@@ -76,6 +76,10 @@ CONVOLUTION_WINDOW = 4
 """Kernel of Inkling's short convolutions, in tokens."""
 
 
+RECURRENT_SETTINGS_IN = "0.33.0"
+"""The release whose worker records have `settings.recurrent`, where a cache group is recurrent (docs/probing.md)."""
+
+
 def group_kinds(version: str, file: Path | str) -> dict[str, str]:
     """`GROUP_KINDS` of a qualified runtime version.
 

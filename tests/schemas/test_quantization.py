@@ -3,7 +3,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from quantization_blocks import FP8_BLOCK, LAGUNA
+from quantization_blocks import FP8_BLOCK, LAGUNA_BLOCK
 
 from schemas.errors import Refusal
 from schemas.quantization import Quantization, detect, fmha_label
@@ -25,7 +25,7 @@ LAGUNA = {
         "sliding_attention": {"rope_type": "default"},
         "original_max_position_embeddings": 4096,
     },
-    "quantization_config": LAGUNA,
+    "quantization_config": LAGUNA_BLOCK,
 }
 
 FP8_WEIGHTS = {"num_bits": 8, "type": "float", "strategy": "tensor"}

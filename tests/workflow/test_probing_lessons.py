@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from process_records import ROOT, attention_spec, changed, dense_scheduler, dense_worker, glm_worker, group
-from quantization_blocks import FP8_BLOCK, LAGUNA
+from quantization_blocks import FP8_BLOCK, LAGUNA_BLOCK
 
 from producer.grids.axes import candidates
 from producer.resolving import read_campaign, resolve
@@ -267,7 +267,7 @@ MIXED = {
             ("fp8_static", "nvfp4", "fp8"),
         ),
         # mlx-lm#1865, transformers#48798, #48392: a container of groups, attention in the base dtype
-        (LAGUNA, "compressed-tensors", ("fp8_block", "fp8_block", "fp8")),
+        (LAGUNA_BLOCK, "compressed-tensors", ("fp8_block", "fp8_block", "fp8")),
         # The form of a sidecar, which the engine reads into the same place
         ({"quantization": {"quant_algo": "NVFP4"}}, "modelopt_fp4", ("nvfp4", "nvfp4", "fp8")),
         ({"quant_algo": "FP8"}, "modelopt", ("fp8", "fp8", "fp8")),
@@ -315,7 +315,7 @@ def test_layers_that_a_block_lists_by_number_are_counted_by_the_checkpoints_conf
         ({"version": "0.6", "quant_method": ""}, "model.quantization_config.quant_method: expected one of "),
         # mlx-lm#1865: an unknown format has no default
         (
-            LAGUNA | {"format": "pack-quantized"},
+            LAGUNA_BLOCK | {"format": "pack-quantized"},
             "model.quantization_config.format: expected one of float-quantized, ",
         ),
     ],

@@ -10,7 +10,7 @@ from functools import cache
 from itertools import pairwise
 from typing import Any
 
-from producer.adapters import Adapter, adapter_of, read_pins
+from producer.adapters import RECURRENT_SETTINGS_IN, Adapter, adapter_of, read_pins
 from producer.engine import Launch
 from producer.record import RECURRENT
 from schemas.launch import Limits
@@ -60,9 +60,6 @@ MEMORY_TOLERANCE = 0.1
 
 CPU_LISTS = re.compile(r"\d+(-\d+)?([,|]\d+(-\d+)?)*")
 """CPUs of each worker, such as `0-3,8|4-7`."""
-
-RECURRENT_EVIDENCE = "0.33.0"
-"""The only release whose worker records carry the settings of recurrent state (docs/probing.md)."""
 
 
 @cache
@@ -233,13 +230,14 @@ def recurrent_specs(worker: WorkerRecord) -> list[LayerSpec]:
 def recurrent_findings(worker: WorkerRecord) -> Iterator[str]:
     """The settings of recurrent state stand in the records of one release alone, and are those of the specs."""
     specs, found = recurrent_specs(worker), worker.settings.recurrent
-    if worker.runtime.version != RECURRENT_EVIDENCE or not specs:
+    if worker.runtime.version != RECURRENT_SETTINGS_IN or not specs:
         if found is not None:
-            why = f"without recurrent state on {RECURRENT_EVIDENCE}"
+            why = f"without recurrent state on {RECURRENT_SETTINGS_IN}"
             yield f"settings.recurrent: expected none {why}, found those of {worker.runtime.version}"
         return
     if found is None:
-        yield f"settings.recurrent: expected the cache settings of recurrent state on {RECURRENT_EVIDENCE}, found none"
+        wanted = f"the cache settings of recurrent state on {RECURRENT_SETTINGS_IN}"
+        yield f"settings.recurrent: expected {wanted}, found none"
         return
     for spec in dict.fromkeys(_shown(spec) for spec in specs):
         yield from _spec_findings(found, *spec)
