@@ -278,6 +278,17 @@ LATENT = "num_kv_heads, head_size_v and max_tp_shards"
 PLACE = {FIRST_KDA: 0, FIRST_INDEX: 4, FIRST_LATENT: 4, FIRST_TAIL: 5}
 
 
+def test_layers_of_a_group_of_one_class_have_one_spec():
+    cache = glm_cache(lambda fields: fields["groups"][4].update(spec_type="MLAAttentionSpec"))
+    line = "groups[4].layer_specs: expected one spec of a group of MLAAttentionSpec, found 2"
+    assert line in group_findings("0.33.0", cache)
+
+
+def test_a_class_of_a_layer_that_no_group_has_is_named():
+    cache = glm_cache(lambda fields: fields["layer_classes"].update(vision="Attention"))
+    assert list(group_findings("0.33.0", cache)) == ["layer_classes: expected layers of the groups, found vision too"]
+
+
 def test_nothing_stands_against_groups_as_they_should_be():
     assert list(group_findings("0.33.0", glm_cache())) == []
     for specs in ([FULL], [WINDOW, WINDOW], [MAMBA]):

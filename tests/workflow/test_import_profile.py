@@ -282,6 +282,32 @@ def test_ranks_with_other_blocks_are_a_diagnostic_with_both_values():
     ]
 
 
+def test_each_rank_is_named_that_has_the_same_doubt():
+    def change(data: dict[str, Any]) -> None:
+        for own in data["workers"]:
+            own["settings"]["moe_backend"] = "triton"
+
+    diagnostics, _ = imported("tensor", change, both=True)
+    line = "settings.moe_backend: expected auto, found triton"
+    ranks = ("worker dp0 tp0 pp0", "worker dp0 tp1 pp0")
+    assert diagnostics == [f"{phase}: {rank}: {line}" for phase in ("prefill", "decode") for rank in ranks]
+
+
+def test_schedulers_of_other_engines_are_a_diagnostic():
+    """Of one launch, and of the other phase's."""
+
+    def change(data: dict[str, Any]) -> None:
+        data["schedulers"][1]["runtime"]["torch_version"] = "2.13.1"
+
+    torch = both_phases("data")[0]["schedulers"][0]["runtime"]["torch_version"]
+    expected = f"scheduler dp1: runtime.torch_version: expected '{torch}' of scheduler dp0, found '2.13.1'"
+    diagnostics, _ = imported("data", change, both=True)
+    assert diagnostics == [f"prefill: {expected}", f"decode: {expected}"]
+    diagnostics, _ = imported("data", change)
+    other = f"decode: scheduler dp1: runtime.torch_version: expected '2.13.1' of the prefill launch, found '{torch}'"
+    assert diagnostics == [f"prefill: {expected}", other]
+
+
 def test_shards_of_the_weights_need_not_be_equal():
     def change(data: dict[str, Any]) -> None:
         data["workers"][1]["model"]["weights_bytes"] += 2

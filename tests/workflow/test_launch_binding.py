@@ -26,12 +26,12 @@ from producer.resolving import read_declared
 from schemas.canonical import canonical_bytes, digest, parse, read_json, sha256, write_model
 from schemas.errors import Refusal
 from schemas.journal import RankSession, SessionLine
-from schemas.observation import ProbeRecord
+from schemas.observation import ProbeRecord, WorkerRecord
 from schemas.plan import FrozenCell
 from schemas.profile import Profile
 
 from cache_groups import profile_groups
-from launch_binding import MAY_DIFFER, Accepted, binding_findings, read_accepted
+from launch_binding import MAY_DIFFER, Accepted, binding_findings, profile_findings, read_accepted
 from spec_pages import pool_page_bytes
 from verify_cell import read_cell
 
@@ -699,6 +699,18 @@ OTHERWISE: list[tuple[Change, str]] = [
         f"{S}coordinator: expected HybridKVCacheCoordinator, found UnitaryKVCacheCoordinator",
     ),
     (scheduler(lambda own: own.update(watermark_blocks=7)), f"{S}watermark_blocks: expected 0, found 7"),
+    (
+        scheduler(lambda own: own.update(max_concurrency=28.0)),
+        f"{S}max_concurrency: expected 13697 blocks / 495 of a request = 27.67070707070707, found 28.0",
+    ),
+    (
+        worker(lambda own: own["settings"].pop("recurrent"), 0),
+        f"{W}settings.recurrent: expected the cache settings of recurrent state on 0.33.0, found none",
+    ),
+    (
+        worker(lambda own: own["model"].update(sidecar_sha256="0"), 0),
+        f"{W}model.sidecar_sha256: expected None, found 0",
+    ),
 ]
 
 
@@ -707,6 +719,15 @@ def test_a_launch_on_a_declared_profile_is_the_cells(change: Change, line: str):
     launch = glm_launch("one")
     change(launch)
     assert f"session 1 {line}" in declared_findings(launch)
+
+
+def test_capture_sizes_that_a_declared_profile_names_are_the_launches():
+    """The launch captured 1, 2, 4 and eight multiples of 8."""
+    declared = read_declared(DECLARED).model_copy(update={"cudagraph_capture_sizes": (1, 2)})
+    own = parse(WorkerRecord, glm_launch("one")["workers"][0], "record")
+    assert list(profile_findings(declared, [own])) == [
+        f"{W}number of settings.compilation.cudagraph_capture_sizes: expected 2 of the accepted profile, found 11"
+    ]
 
 
 def test_threads_are_those_that_the_cell_fixes():
